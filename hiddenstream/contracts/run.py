@@ -1,0 +1,243 @@
+"""What a run is: its identity, its fingerprint, and the lines of its ledger. No I/O here.
+
+``run.json`` holds a :class:`RunRecord`. Its :class:`RunIdentity` says what a stored state means; two runs
+with equal fingerprints would store equal states. Settings that only say how the work is cut are not identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import xxhash
+
+from hiddenstream.contracts.errors import WireError
+
+FORMAT_VERSION = 1
+DTYPES = ("float32", "bfloat16", "float16")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """What the states of a run mean.
+
+    Attributes:
+        format_version: of the run directory, the job and the shard together.
+        model_digest: resolved revision of a hub model, or ``xxh3:`` and the digest of a local one's files.
+        taps: stored taps, ascending in depth; the order of a shard's second axis.
+        hidden_size: width of each tap.
+        compute_dtype: dtype that the model runs in.
+        stored_dtype: dtype that the states are kept in.
+        plan_id: digest of every planned shard's ids, tokens and masks, in order.
+    """
+
+    format_version: int
+    model_digest: str
+    taps: tuple[str, ...]
+    hidden_size: int
+    compute_dtype: str
+    stored_dtype: str
+    plan_id: str
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that name this identity; they name the queue, and travel in every job and shard."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that the states of one token take."""
+        return len(self.taps) * self.hidden_size * DTYPE_BYTES[self.stored_dtype]
+
+    def differences(self, other: RunIdentity) -> list[str]:
+        """Return one readable line for each field in which *other* differs."""
+        return [
+            f"{f.name}: this run has {getattr(self, f.name)!r}, got {getattr(other, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """One input file as it was planned.
+
+    Attributes:
+        name: its path as given.
+        size_bytes: its size.
+        xxh3: xxh3-128 of its content, hex.
+    """
+
+    name: str
+    size_bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """How the input was turned into samples and shards.
+
+    Attributes:
+        max_length: tokens a sample may have.
+        over_long: ``reject`` or ``truncate``.
+        token_budget: token slots of one forward batch, as proposed to workers.
+        shard_bytes: bytes of states a shard should have at most.
+        is_strict: stop at the first bad row instead of counting it.
+    """
+
+    max_length: int
+    over_long: str
+    token_budget: int
+    shard_bytes: int
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """The content of ``run.json``.
+
+    Attributes:
+        run: the run's name, used in URLs and queue names.
+        model: where the model was found: a path or a hub id; workers may find it elsewhere.
+        revision: revision of a hub model as asked, or None.
+        num_blocks: decoder blocks of the whole model.
+        keeps_final: whether ``--final`` was asked, that is, ``block.N-1`` is also ``final``.
+        shards, samples, tokens: what is planned.
+        rejected: rejected rows by reason.
+        merged: rows that repeat another row's id, tokens and mask.
+        truncated: planned samples that were cut to the maximum length.
+        without_mask: planned samples that have no loss mask.
+        token_slots: token slots of all forward batches, padding included.
+        planning_seconds: time that planning took.
+        created: ISO 8601 time, UTC.
+    """
+
+    run: str
+    identity: RunIdentity
+    model: str
+    revision: str | None
+    num_blocks: int
+    keeps_final: bool
+    settings: PlanSettings
+    sources: tuple[DataSource, ...]
+    shards: int
+    samples: int
+    tokens: int
+    rejected: Mapping[str, int]
+    merged: int
+    truncated: int
+    without_mask: int
+    token_slots: int
+    planning_seconds: float
+    created: str
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of the input: planned + rejected + merged."""
+        return self.samples + sum(self.rejected.values()) + self.merged
+
+    def to_json(self) -> str:
+        """Return the text of ``run.json``; the fingerprint is included for people, and checked on reading."""
+        return json.dumps({**asdict(self), "fingerprint": self.identity.fingerprint}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunRecord:
+        """Rebuild a record, or refuse it.
+
+        Raises:
+            WireError: not JSON, another format version, a field missing or of another type, or a fingerprint
+                that does not fit the identity.
+        """
+        try:
+            wire = json.loads(text)
+            version = wire["identity"]["format_version"]
+            if version != FORMAT_VERSION:
+                raise WireError(f"run.json has format version {version}; this program reads version {FORMAT_VERSION}")
+            fingerprint = wire.pop("fingerprint")
+            identity = _identity(wire.pop("identity"))
+            record = cls(
+                identity=identity,
+                settings=PlanSettings(**wire.pop("settings")),
+                sources=tuple(DataSource(**source) for source in wire.pop("sources")),
+                **wire,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise WireError(f"run.json is malformed: {error!r}") from error
+        if fingerprint != identity.fingerprint:
+            raise WireError(f"run.json says fingerprint {fingerprint}, its identity gives {identity.fingerprint}")
+        return record
+
+
+def _identity(wire: Mapping[str, Any]) -> RunIdentity:
+    return RunIdentity(**{**wire, "taps": tuple(wire["taps"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A planned sample that has no states, and why.
+
+    Attributes:
+        id: the sample.
+        reason: from a closed list: ``non_finite``, ``all_zero``, ``out_of_memory``, ``kills_engine``.
+        detail: evidence, for people.
+    """
+
+    id: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitLine:
+    """One line of a ledger: a shard that is durably stored.
+
+    Attributes:
+        shard: its number.
+        file_bytes: size of its file.
+        xxh3: xxh3-128 of its tensor bytes, hex, as in its metadata.
+        header_xxh3: xxh3-128 of everything before them.
+        tokens, samples: how many are stored in it.
+        quarantined: planned samples that are not.
+        delivery: the delivery that was committed; ``recovered`` for a line rebuilt from a file.
+        made_by: worker, device, versions, batching way and stage times, as in the shard's metadata.
+        receive_seconds, fsync_seconds: what the sink took.
+        time: ISO 8601 time of the commit, UTC.
+    """
+
+    shard: int
+    file_bytes: int
+    xxh3: str
+    header_xxh3: str
+    tokens: int
+    samples: int
+    quarantined: tuple[Quarantined, ...]
+    delivery: str
+    made_by: Mapping[str, Any]
+    receive_seconds: float
+    fsync_seconds: float
+    time: str
+
+    def to_line(self) -> bytes:
+        """Return the line with its newline; ``check`` is xxh3-64 of the line without it."""
+        body = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+        return f'{body[:-1]},"check":"{xxhash.xxh3_64_hexdigest(body.encode())}"}}\n'.encode()
+
+    @classmethod
+    def from_line(cls, line: bytes) -> CommitLine:
+        """Rebuild a line, or refuse it.
+
+        Raises:
+            WireError: torn, altered, or not a ledger line.
+        """
+        body, separator, check = line.rstrip(b"\n").rpartition(b',"check":"')
+        if not separator or check != f'{xxhash.xxh3_64_hexdigest(body + b"}")}"}}'.encode():
+            raise WireError(f"ledger line is torn or altered: {line[:80]!r}")
+        try:
+            wire = json.loads(body + b"}")
+            return cls(**{**wire, "quarantined": tuple(Quarantined(**entry) for entry in wire["quarantined"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"ledger line is malformed: {error!r}") from error

@@ -1,0 +1,228 @@
+"""The shard on the wire and on disk: one safetensors file, and what it must hold. No I/O here.
+
+File: header length (u64), JSON header padded with spaces so that the tensors begin at a multiple of 64,
+then the tensors without a gap, widest items first so that each is aligned:
+
+    sample_rows    int64 [n, 2]     first row and rows of each stored sample
+    mask_offsets   int64 [n + 1]    where each sample's mask begins
+    input_ids      int32 [T]        token ids, samples end to end
+    hidden_states  dtype [T, k, H]  taps in ascending order; a sample is one contiguous slice
+    loss_mask      uint8 [M]        one mask per sample, empty where the input had none
+
+Source of the container: the safetensors format, https://huggingface.co/docs/safetensors (little-endian, row-major,
+offsets relative to the end of the header, no holes). A change here must be made in docs/formats.md too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hiddenstream.contracts.errors import WireError
+from hiddenstream.contracts.run import DTYPE_BYTES, Quarantined
+from hiddenstream.contracts.samples import PackedSamples
+
+ALIGNMENT = 64
+MAX_HEADER_BYTES = 32 * 1024 * 1024  # 131,072 one-token samples with ids of 200 bytes fit
+_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64", "int32": "I32", "uint8": "U8"}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_ITEM_BYTES = {**DTYPE_BYTES, "int64": 8, "int32": 4, "uint8": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlace:
+    """One tensor's dtype, shape and bytes, the latter relative to the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLayout:
+    """Where each tensor of a shard lies."""
+
+    tensors: Mapping[str, TensorPlace]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return max(place.end for place in self.tensors.values())
+
+
+def shard_layout(*, samples: int, tokens: int, mask_values: int, states: tuple[int, int, str]) -> ShardLayout:
+    """Lay out a shard.
+
+    Args:
+        samples: stored samples, n.
+        tokens: their tokens, T.
+        mask_values: length of their masks together, M.
+        states: taps k, hidden size H and stored dtype.
+    """
+    taps, hidden_size, dtype = states
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "sample_rows": ("int64", (samples, 2)),
+        "mask_offsets": ("int64", (samples + 1,)),
+        "input_ids": ("int32", (tokens,)),
+        "hidden_states": (dtype, (tokens, taps, hidden_size)),
+        "loss_mask": ("uint8", (mask_values,)),
+    }
+    tensors, begin = {}, 0
+    for name, (item, shape) in shapes.items():
+        end = begin + math.prod(shape) * _ITEM_BYTES[item]
+        tensors[name] = TensorPlace(dtype=item, shape=shape, begin=begin, end=end)
+        begin = end
+    return ShardLayout(tensors=tensors)
+
+
+def sample_tensors(samples: PackedSamples) -> dict[str, bytes]:
+    """Return the bytes of every tensor of a shard that the plan alone determines: all but the states."""
+    rows = np.stack([samples.token_offsets[:-1], samples.token_counts], axis=1)
+    return {
+        "sample_rows": rows.astype("<i8").tobytes(),
+        "mask_offsets": samples.mask_offsets.astype("<i8").tobytes(),
+        "input_ids": samples.tokens.astype("<i4").tobytes(),
+        "loss_mask": samples.masks.tobytes(),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardMetadata:
+    """What a shard says of itself, in the safetensors metadata.
+
+    Attributes:
+        format_version: see :class:`hiddenstream.contracts.run.RunIdentity`.
+        run, fingerprint, plan_id: the run it belongs to.
+        shard: its number.
+        delivery: the delivery that made it.
+        digest: of the planned samples' ids, tokens and masks, stored or not.
+        taps: names along the second axis of ``hidden_states``.
+        xxh3: xxh3-128 of all tensor bytes, hex.
+        sample_ids: the stored samples, in order.
+        quarantined: the planned samples that are not stored.
+        made_by: worker, device, versions, batching way and stage times; not identity.
+    """
+
+    format_version: int
+    run: str
+    fingerprint: str
+    plan_id: str
+    shard: int
+    delivery: str
+    digest: str
+    taps: tuple[str, ...]
+    xxh3: str
+    sample_ids: tuple[str, ...]
+    quarantined: tuple[Quarantined, ...]
+    made_by: Mapping[str, Any]
+
+
+def encode_header(layout: ShardLayout, metadata: ShardMetadata) -> bytes:
+    """Return all bytes of a shard file that come before its tensors."""
+    described: dict[str, Any] = {
+        "__metadata__": {
+            "format_version": str(metadata.format_version),
+            "run": metadata.run,
+            "fingerprint": metadata.fingerprint,
+            "plan_id": metadata.plan_id,
+            "shard": str(metadata.shard),
+            "delivery": metadata.delivery,
+            "digest": metadata.digest,
+            "taps": json.dumps(metadata.taps),
+            "xxh3": metadata.xxh3,
+            "sample_ids": json.dumps(metadata.sample_ids),
+            "quarantined": json.dumps(
+                [{"id": q.id, "reason": q.reason, "detail": q.detail} for q in metadata.quarantined]
+            ),
+            "made_by": json.dumps(dict(metadata.made_by)),
+        }
+    }
+    for name, place in layout.tensors.items():
+        described[name] = {
+            "dtype": _CODES[place.dtype],
+            "shape": list(place.shape),
+            "data_offsets": [place.begin, place.end],
+        }
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise WireError(f"a shard header of {len(text)} bytes is over the limit of {MAX_HEADER_BYTES}; use shorter ids")
+    return struct.pack("<Q", len(text)) + text
+
+
+def header_length(first_bytes: bytes) -> int:
+    """Return how many bytes of a shard file come before its tensors.
+
+    Args:
+        first_bytes: the file's first 8 bytes.
+
+    Raises:
+        WireError: fewer bytes, or a length that no shard has.
+    """
+    if len(first_bytes) < 8:
+        raise WireError(f"a shard of {len(first_bytes)} bytes")
+    length = int(struct.unpack("<Q", first_bytes[:8])[0])
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise WireError(f"a shard header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+    return 8 + length
+
+
+def decode_header(header: bytes) -> tuple[ShardLayout, ShardMetadata]:
+    """Read what :func:`encode_header` wrote, trusting nothing.
+
+    Args:
+        header: the first ``header_length`` bytes of the file.
+
+    Raises:
+        WireError: not such a header; tensors missing, foreign, overlapping, with a gap, or whose bytes
+            do not fit dtype and shape.
+    """
+    try:
+        described = json.loads(header[8:])
+        told = described.pop("__metadata__")
+        metadata = ShardMetadata(
+            format_version=int(told["format_version"]),
+            run=str(told["run"]),
+            fingerprint=str(told["fingerprint"]),
+            plan_id=str(told["plan_id"]),
+            shard=int(told["shard"]),
+            delivery=str(told["delivery"]),
+            digest=str(told["digest"]),
+            taps=tuple(map(str, json.loads(told["taps"]))),
+            xxh3=str(told["xxh3"]),
+            sample_ids=tuple(map(str, json.loads(told["sample_ids"]))),
+            quarantined=tuple(
+                Quarantined(id=str(q["id"]), reason=str(q["reason"]), detail=str(q["detail"]))
+                for q in json.loads(told["quarantined"])
+            ),
+            made_by=dict(json.loads(told["made_by"])),
+        )
+        places = {name: _decode_place(place) for name, place in described.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise WireError(f"shard header is malformed: {error!r}") from error
+    if set(places) != {"sample_rows", "mask_offsets", "input_ids", "hidden_states", "loss_mask"}:
+        raise WireError(f"a shard with the tensors {sorted(places)}")
+    end = 0
+    for place in sorted(places.values(), key=lambda place: (place.begin, place.end)):
+        if place.begin != end:
+            raise WireError(f"tensors of a shard overlap or leave a gap at byte {end}")
+        end = place.end
+    return ShardLayout(tensors=places), metadata
+
+
+def _decode_place(described: Mapping[str, Any]) -> TensorPlace:
+    dtype = _DTYPES[described["dtype"]]
+    shape = tuple(described["shape"])
+    begin, end = described["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError(f"shape {shape} or offsets {begin}, {end} are not whole numbers")
+    if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise ValueError(f"{dtype} {shape} does not take {end - begin} bytes")
+    return TensorPlace(dtype=dtype, shape=shape, begin=begin, end=end)

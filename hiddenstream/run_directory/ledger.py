@@ -1,0 +1,57 @@
+"""Reading the ledger: which shards are durably stored, over all sinks, also while they append."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiddenstream.contracts.errors import WireError
+from hiddenstream.contracts.run import CommitLine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerProblem:
+    """A line that is no commit line."""
+
+    file: str
+    line: int
+    message: str
+
+
+class LedgerReader:
+    """Follows every ``*.jsonl`` of a ledger folder.
+
+    A last line without its newline is being written and is left for the next :meth:`poll`.
+
+    Attributes:
+        commits: the first commit line of each shard, in the order they were read.
+        problems: lines that could not be read, each once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.commits: dict[int, CommitLine] = {}
+        self.problems: list[LedgerProblem] = []
+        self._folder = folder
+        self._read_bytes: dict[Path, int] = {}
+        self._read_lines: dict[Path, int] = {}
+
+    def poll(self) -> list[CommitLine]:
+        """Read what was appended since the last call; return the commits of shards new to it."""
+        fresh: list[CommitLine] = []
+        for file in sorted(self._folder.glob("*.jsonl")):
+            with open(file, "rb") as ledger:
+                ledger.seek(self._read_bytes.get(file, 0))
+                text = ledger.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read_bytes[file] = self._read_bytes.get(file, 0) + len(whole)
+            for line in whole.splitlines(keepends=True):
+                self._read_lines[file] = self._read_lines.get(file, 0) + 1
+                try:
+                    commit = CommitLine.from_line(line)
+                except WireError as error:
+                    self.problems.append(LedgerProblem(file=file.name, line=self._read_lines[file], message=str(error)))
+                    continue
+                if commit.shard not in self.commits:
+                    self.commits[commit.shard] = commit
+                    fresh.append(commit)
+        return fresh
