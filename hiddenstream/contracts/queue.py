@@ -11,8 +11,9 @@ from typing import Any
 import msgpack
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # safe as part of a key, a URL and a job id
-LEASE_SECONDS = 6.0  # a shard in hand whose lease has run out is taken for lost
-LEASE_REFRESH_SECONDS = 1.5
+LEASE_SECONDS = 5.0  # with SUSPECT_SECONDS and a scan, a dead worker's shard is back on the queue in 8 s
+LEASE_REFRESH_SECONDS = 1.0
+SUSPECT_SECONDS = 2.0  # longer than a refresh: leases that an emptied Redis lost are back by then
 
 
 class MsgpackSerializer:

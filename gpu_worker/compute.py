@@ -1,0 +1,129 @@
+"""Computing one shard: its samples through the model in batches, their states into a host buffer.
+
+Shape letters: T tokens of the shard, K taps, D model width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.buffers import HostBuffer
+from gpu_worker.forward import BatchStates, ForwardPass, fault_of
+from gpu_worker.model import TORCH_DTYPES
+from hiddenstream.contracts.batches import cut_batches
+from hiddenstream.contracts.job import ExtractionJob
+from hiddenstream.contracts.run import Quarantined, RunIdentity
+
+
+@dataclass(slots=True)
+class ShardWork:
+    """One shard being computed: where its states go, and what happened so far."""
+
+    states_TKD: Tensor  # on the host; rows of quarantined samples hold nothing of worth
+    token_rows: list[npt.NDArray[np.int32]]
+    first_rows: list[int]
+    faults: dict[int, Quarantined] = field(default_factory=dict)
+    batches: int = 0
+    token_slots: int = 0
+    out_of_memory_splits: int = 0
+    forward_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    check_seconds: float = 0.0
+
+
+class ShardComputer:
+    """Computes shards of one run."""
+
+    def __init__(
+        self, identity: RunIdentity, forward: ForwardPass, *, token_budget: int | None, on_batch: Callable[[], None]
+    ) -> None:
+        """Remember the run.
+
+        Args:
+            token_budget: most token slots of a batch on this worker, or None to follow the jobs.
+            on_batch: called after each forward batch.
+        """
+        self._identity = identity
+        self._forward = forward
+        self._token_budget = token_budget
+        self._on_batch = on_batch
+
+    def compute(self, job: ExtractionJob, buffer: HostBuffer) -> ShardWork:
+        """Run a shard's samples through the model into *buffer*."""
+        samples, identity = job.samples, self._identity
+        shape = (samples.tokens.size, len(identity.taps), identity.hidden_size)
+        work = ShardWork(
+            states_TKD=buffer.shaped(shape, TORCH_DTYPES[identity.stored_dtype]),
+            token_rows=np.split(samples.tokens, samples.token_offsets[1:-1]),
+            first_rows=samples.token_offsets[:-1].tolist(),
+        )
+        for batch in cut_batches((row.size for row in work.token_rows), max_token_slots=self._budget(job)):
+            self._run(work, list(batch), job)
+        return work
+
+    def _budget(self, job: ExtractionJob) -> int:
+        """The plan's budget, or this worker's if that is lower; a sample longer than that runs alone."""
+        if self._token_budget is None:
+            return job.token_budget
+        return max(min(job.token_budget, self._token_budget), int(job.samples.token_counts.max(initial=1)))
+
+    def _run(self, work: ShardWork, places: list[int], job: ExtractionJob) -> None:
+        """Run samples as one batch; what fails in company is run alone before it is blamed."""
+        states = self._run_or_split(work, places, job)
+        if states is None:
+            return
+        copying = time.monotonic()
+        self._copy(work, places, states)
+        checking = time.monotonic()
+        work.copy_seconds += checking - copying
+        faults = self._faults(work, places, states)
+        work.check_seconds += time.monotonic() - checking
+        for place, (reason, detail) in faults.items():
+            if len(places) > 1:
+                self._run(work, [place], job)
+            else:
+                work.faults[place] = Quarantined(id=job.samples.ids[place], reason=reason, detail=detail)
+        self._on_batch()
+
+    def _run_or_split(self, work: ShardWork, places: list[int], job: ExtractionJob) -> BatchStates | None:
+        try:
+            states = self._forward.run([work.token_rows[place] for place in places])
+        except torch.OutOfMemoryError as error:
+            message = str(error).splitlines()[0]
+        else:
+            work.batches += 1
+            work.token_slots += len(places) * max(work.token_rows[place].size for place in places)
+            work.forward_seconds += states.forward_seconds
+            return states
+        work.out_of_memory_splits += 1  # outside the handler: the exception would keep the batch's memory
+        if len(places) == 1:
+            sample_id = job.samples.ids[places[0]]
+            work.faults[places[0]] = Quarantined(id=sample_id, reason="out_of_memory", detail=message)
+            return None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for half in (places[: len(places) // 2], places[len(places) // 2 :]):
+            self._run(work, half, job)
+        return None
+
+    def _copy(self, work: ShardWork, places: list[int], states: BatchStates) -> None:
+        """Copy a batch's states to their rows; the samples of a whole batch lie end to end, so it is one copy."""
+        first = work.first_rows[places[0]]
+        work.states_TKD[first : first + states.hidden_NKD.shape[0]].copy_(states.hidden_NKD)
+
+    def _faults(self, work: ShardWork, places: list[int], states: BatchStates) -> dict[int, tuple[str, str]]:
+        found, begin = {}, 0
+        for place in places:
+            end = begin + work.token_rows[place].size
+            fault = fault_of(states.largest_NK[begin:end], self._identity.taps)
+            if fault is not None:
+                found[place] = fault
+            begin = end
+        return found

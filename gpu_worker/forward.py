@@ -1,0 +1,79 @@
+"""One forward pass over a list of samples: tokens in, checked states out.
+
+Shape letters: B rows, T token slots, N real tokens, K taps, D model width.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.batching import padded_batch, real_slots
+from gpu_worker.model import LoadedModel
+from gpu_worker.taps import captured_taps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStates:
+    """The states of one batch's samples, end to end, padding gone.
+
+    Attributes:
+        hidden_NKD: states in the stored dtype, on the device.
+        largest_NK: largest magnitude of each token and tap, float32, on the host; NaN where one is NaN.
+        forward_seconds: time until the device was done.
+    """
+
+    hidden_NKD: Tensor
+    largest_NK: Tensor
+    forward_seconds: float
+
+
+class ForwardPass:
+    """Runs batches through a loaded model and keeps the taps."""
+
+    def __init__(self, model: LoadedModel, taps: tuple[str, ...], stored_dtype: torch.dtype) -> None:
+        self._model = model
+        self._taps = taps
+        self._stored_dtype = stored_dtype
+
+    @torch.inference_mode()
+    def run(self, rows: list[npt.NDArray[np.int32]]) -> BatchStates:
+        """Run samples as one padded batch.
+
+        Args:
+            rows: token ids of each sample, one or more each.
+
+        Raises:
+            torch.OutOfMemoryError: the batch does not fit.
+        """
+        started = time.monotonic()
+        device = self._model.device
+        ids_BT = padded_batch(rows, device)
+        slots_N = real_slots([row.size for row in rows], device)
+        with captured_taps(self._model.blocks, self._taps) as captured:
+            self._model.backbone(input_ids=ids_BT, use_cache=False)
+            hidden_NKD = torch.stack(
+                [captured[tap].flatten(0, 1)[slots_N].to(self._stored_dtype) for tap in self._taps], dim=1
+            )
+        largest_NK = hidden_NKD.abs().amax(dim=2).float().cpu()
+        return BatchStates(hidden_NKD=hidden_NKD, largest_NK=largest_NK, forward_seconds=time.monotonic() - started)
+
+
+def fault_of(largest_NK: Tensor, taps: tuple[str, ...]) -> tuple[str, str] | None:
+    """Judge one sample's states by their magnitudes; return (reason, detail), or None where they are sound.
+
+    A sample is unsound where a value is NaN or infinite, or where a tap is zero throughout.
+    """
+    is_sound = torch.isfinite(largest_NK)
+    if not bool(is_sound.all()):
+        token, tap = (int(i) for i in (~is_sound).nonzero()[0])
+        return "non_finite", f"{taps[tap]} is not finite at token {token}"
+    is_zero = largest_NK.amax(dim=0) == 0
+    if bool(is_zero.any()):
+        return "all_zero", f"{taps[int(is_zero.nonzero()[0])]} is zero at every token"
+    return None

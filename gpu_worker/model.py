@@ -1,0 +1,183 @@
+"""Loading what is needed of a model, and refusing what cannot be right.
+
+The backbone is built whole from its configuration, then cut behind the last tap *before* the weights are read, so
+depth-dependent families stay as they are and nothing above the last tap is read from disk or held in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from gpu_worker.batching import padded_batch
+from gpu_worker.taps import captured_taps
+from hiddenstream.chassis.logs import log
+from hiddenstream.contracts.errors import ModelError
+from hiddenstream.contracts.run import RunRecord
+from hiddenstream.contracts.taps import tap_depth
+
+MODEL_LOADED = "model_loaded"
+MODEL_CUT_REFUSED = "model_cut_refused"
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LOGGER = logging.getLogger("gpu_worker.model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A backbone ready to run.
+
+    Attributes:
+        backbone: the base model, in eval mode, on its device; no lm_head.
+        blocks: its decoder blocks, from 0 to the last tap.
+        load_seconds: reading weights.
+        warm_seconds: first forward passes.
+    """
+
+    backbone: nn.Module
+    blocks: nn.ModuleList
+    device: torch.device
+    load_seconds: float
+    warm_seconds: float
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that *name* means; ``auto`` is CUDA where there is one.
+
+    Raises:
+        ModelError: no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"--device {name}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def load_model(record: RunRecord, model: str, device: torch.device) -> LoadedModel:
+    """Load and warm the backbone of a run's model.
+
+    Args:
+        record: the run: taps, compute dtype and numbers that the model must have.
+        model: path or hub id where the worker finds it; its content has been checked already.
+
+    Raises:
+        ModelError: weights are missing, the width is another, or a tap is not [rows, tokens, width].
+    """
+    taps = record.identity.taps
+    started = time.monotonic()
+    blocks_needed = max(tap_depth(taps[-1]) + 1, 1)
+    backbone, blocks = _load(record, model, device, keep=blocks_needed)
+    loaded = time.monotonic()
+    try:
+        _warm(backbone, blocks, record, device)
+    except IndexError as error:  # a family that counts blocks by its configuration
+        log(_LOGGER, MODEL_CUT_REFUSED, {"message": str(error)}, level=logging.WARNING)
+        backbone, blocks = _load(record, model, device, keep=record.num_blocks)
+        _warm(backbone, blocks, record, device)
+    result = LoadedModel(
+        backbone=backbone,
+        blocks=blocks,
+        device=device,
+        load_seconds=loaded - started,
+        warm_seconds=time.monotonic() - loaded,
+    )
+    facts = {
+        "model": model,
+        "device": str(device),
+        "dtype": record.identity.compute_dtype,
+        "blocks": len(blocks),
+        "blocks_of_model": record.num_blocks,
+        "weight_bytes": sum(p.numel() * p.element_size() for p in backbone.parameters()),
+        "load_seconds": round(result.load_seconds, 3),
+        "warm_seconds": round(result.warm_seconds, 3),
+    }
+    log(_LOGGER, MODEL_LOADED, facts)
+    return result
+
+
+def _load(record: RunRecord, model: str, device: torch.device, *, keep: int) -> tuple[nn.Module, nn.ModuleList]:
+    dtype = TORCH_DTYPES[record.identity.compute_dtype]
+    config = transformers.AutoConfig.from_pretrained(model, revision=record.revision)
+    family = transformers.AutoModel._model_mapping[type(config.get_text_config())]
+    found: list[nn.ModuleList] = []
+    try:
+        backbone, report = _cut_class(family, keep, found).from_pretrained(
+            model,
+            revision=record.revision,
+            config=config.get_text_config(),
+            dtype=dtype,
+            device_map={"": device},
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"--model {model}: {error}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ModelError(
+            f"--model {model}: its files lack {len(missing)} weights that its configuration names, for example"
+            f" {missing[0]}; they would be random numbers"
+        )
+    backbone.eval().requires_grad_(False)
+    embedding = backbone.get_input_embeddings().weight
+    if embedding.dtype != dtype:
+        raise ModelError(f"--model {model}: asked for {dtype}, its embedding came as {embedding.dtype}")
+    return backbone, found[-1]
+
+
+def _cut_class(family: type[Any], keep: int, found: list[nn.ModuleList]) -> type[Any]:
+    """Return *family* with an ``__init__`` that drops the blocks from *keep* on, so their weights are never read.
+
+    The blocks that remain are appended to *found*.
+    """
+
+    def __init__(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
+        family.__init__(self, config, *arguments, **named)
+        blocks = find_blocks(self, config.num_hidden_layers)
+        del blocks[keep:]
+        found.append(blocks)
+
+    return type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
+
+
+def find_blocks(backbone: nn.Module, count: int) -> nn.ModuleList:
+    """Return the one list of *count* decoder blocks in a text backbone.
+
+    Raises:
+        ModelError: there is none, or more than one.
+    """
+    lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    lists = [m for m in lists if not any(m is not other and _holds(other, m) for other in lists)]
+    if len(lists) != 1:
+        raise ModelError(
+            f"{type(backbone).__name__} has {len(lists)} lists of {count} blocks; exactly one was expected"
+        )
+    return lists[0]
+
+
+def _holds(outer: nn.Module, inner: nn.Module) -> bool:
+    return any(module is inner for module in outer.modules())
+
+
+@torch.inference_mode()
+def _warm(backbone: nn.Module, blocks: nn.ModuleList, record: RunRecord, device: torch.device) -> None:
+    """Run two small passes, and refuse a model whose taps have another shape than the run expects."""
+    identity = record.identity
+    for rows in ([[1]], [[1, 2, 3], [1]]):
+        ids_BT = padded_batch([torch.tensor(row, dtype=torch.int32).numpy() for row in rows], device)
+        with captured_taps(blocks, identity.taps) as captured:
+            backbone(input_ids=ids_BT, use_cache=False)
+        for tap in identity.taps:
+            if tap not in captured:
+                raise ModelError(f"{tap} was never reached in a forward pass of {type(backbone).__name__}")
+            expected = (*ids_BT.shape, identity.hidden_size)
+            if tuple(captured[tap].shape) != expected:
+                raise ModelError(f"{tap} has shape {tuple(captured[tap].shape)}; expected {expected}")

@@ -1,0 +1,38 @@
+"""What the supervisor tells an engine at its start. No torch here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOrders:
+    """Everything an engine needs, sent on its standard input, since some of it is secret.
+
+    Attributes:
+        worker: the worker's name.
+        redis, sink, token: how to reach queue and sink.
+        device: cpu, cuda, cuda:N or auto.
+        token_budget: most token slots of a forward batch, or None to follow the jobs.
+        model: where the model is.
+        record: the text of the run's ``run.json``.
+    """
+
+    worker: str
+    redis: str
+    sink: str
+    token: str | None
+    device: str
+    token_budget: int | None
+    model: str
+    record: str
+
+    def to_json(self) -> str:
+        """Return the orders as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineOrders:
+        """Rebuild orders from the text that :meth:`to_json` made."""
+        return cls(**json.loads(text))

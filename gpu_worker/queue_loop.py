@@ -1,0 +1,120 @@
+"""RQ in the engine's main thread, with everything of it off that would redeliver, time out or outlive a run.
+
+Theory: RQ moves a job to its intermediate list, this worker sets the lease, then RQ takes the id off that list. So the
+producer, which reads queue, intermediate list, leases and ledger in that order, always finds a living delivery in one
+of them. RQ's own retries, maintenance, time-outs and results are off: see docs/decisions/0002. Pinned to rq 3.0.0;
+every override here is exercised by tests/pipeline.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from rq import Queue, SimpleWorker
+from rq.exceptions import DequeueTimeout
+from rq.job import Job
+from rq.timeouts import BaseDeathPenalty
+from rq.worker import WorkerStatus
+
+from hiddenstream.chassis.lifecycle import StopRequest, backoff
+from hiddenstream.chassis.logs import log
+from hiddenstream.contracts.queue import MsgpackSerializer
+
+QUEUE_LEFT = "queue_left"
+_LOGGER = logging.getLogger("gpu_worker.queue")
+_DEQUEUE_SECONDS = 1  # how soon an idle worker sees a request to stop
+
+
+class _NoDeathPenalty(BaseDeathPenalty):  # type: ignore[misc]
+    """RQ's time-outs cannot interrupt native code; the supervisor kills a stalled engine instead."""
+
+    def setup_death_penalty(self) -> None:
+        """Do nothing."""
+
+    def cancel_death_penalty(self) -> None:
+        """Do nothing."""
+
+
+class _QueueWorker(SimpleWorker):  # type: ignore[misc]
+    death_penalty_class = _NoDeathPenalty
+
+    def configure(self, stop: StopRequest, on_take: Callable[[str], None]) -> None:
+        self._stop = stop
+        self._on_take = on_take
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        self._on_take(job.id)
+        super().execute_job(job, queue)
+
+    def dequeue_job_and_maintain_ttl(
+        self, _timeout: int | None, _max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """Wait for a job in short turns; unlike RQ's, a signal can never fall between the move and the lease."""
+        self.set_state(WorkerStatus.IDLE)
+        while not self._stop.is_set():
+            self.heartbeat()
+            try:
+                taken: tuple[Job, Queue] | None = self.queue_class.dequeue_any(
+                    self._ordered_queues,
+                    _DEQUEUE_SECONDS,
+                    connection=self.connection,
+                    job_class=self.job_class,
+                    serializer=self.serializer,
+                    death_penalty_class=self.death_penalty_class,
+                )
+            except DequeueTimeout:
+                continue
+            if taken is not None:
+                taken[0].redis_server_version = self.get_redis_server_version()
+                return taken
+        return None
+
+    @property
+    def should_run_maintenance_tasks(self) -> bool:
+        return False  # RQ's clean-up would redeliver; the producer alone does that
+
+    def subscribe(self) -> None:
+        """Take no commands from Redis: whoever can write there must not be able to stop a worker."""
+
+    def unsubscribe(self) -> None:
+        """Nothing was subscribed."""
+
+    def _install_signal_handlers(self) -> None:
+        """The engine has its own."""
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        _LOGGER.error("job_raised", exc_info=exc_info, extra={"facts": {"job": job.id}})
+
+
+def work_on(
+    client: redis.Redis, queue: str, worker_name: str, stop: StopRequest, on_take: Callable[[str], None]
+) -> None:
+    """Work on *queue* until asked to stop; an outage of Redis costs waiting, never the loaded model.
+
+    Args:
+        on_take: called with the id of each job before RQ lets go of it; must set the lease.
+    """
+    waits = backoff(most_seconds=2.0)
+    while not stop.is_set():
+        try:
+            worker = _QueueWorker(
+                [Queue(queue, connection=client, serializer=MsgpackSerializer)],
+                name=f"{queue}-{worker_name}-{secrets.token_hex(4)}",  # RQ refuses a name that a dead worker left
+                connection=client,
+                serializer=MsgpackSerializer,
+                worker_ttl=60,
+                log_job_description=False,
+                disable_default_exception_handler=False,
+            )
+            worker.configure(stop, on_take)
+            try:
+                worker.work(logging_level="WARNING")
+            finally:
+                client.delete(worker.key)  # RQ leaves it for a minute
+        except (redis.RedisError, OSError) as error:
+            log(_LOGGER, QUEUE_LEFT, {"message": str(error)}, level=logging.WARNING)
+        stop.wait(0.0 if stop.is_set() else next(waits))

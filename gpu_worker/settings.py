@@ -1,0 +1,57 @@
+"""The worker's settings."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiddenstream.chassis.settings import address, seconds, setting, whole_number
+from hiddenstream.contracts.queue import RUN_NAME
+
+
+def run_name(text: str) -> str:
+    """Parse a run's name."""
+    if not RUN_NAME.fullmatch(text):
+        raise ValueError("give 1 to 64 letters, digits, '_' or '-', beginning with a letter or digit")
+    return text
+
+
+def worker_name(text: str) -> str:
+    """Parse a worker's name."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text):
+        raise ValueError("give 1 to 64 letters, digits, '_', '-' or '.'")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Take shards of one run from the queue, run them through the model, and send their states to the sink."""
+
+    redis: str = setting(means="URL of the queue: redis://[USER:PASSWORD@]HOST:PORT/DB, rediss:// or unix://PATH")
+    sink: str = setting(means="URL of the sink: http://HOST:PORT")
+    run: str = setting(parse=run_name, means="name of the run to work for, as `hiddenstream plan` printed it")
+    model: str | None = setting(
+        None, means="path or hub id of the model; needed where it lies elsewhere than for the producer"
+    )
+    device: str = setting("auto", means="cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    token_budget: int | None = setting(
+        None,
+        parse=whole_number(least=1),
+        means="most token slots of one forward batch; lowers the plan's budget on a small GPU",
+    )
+    name: str = setting(socket.gethostname(), parse=worker_name, means="what this worker is called in logs and ledger")
+    token: str | None = setting(None, means="bearer token that the sink asks for")
+    token_file: Path | None = setting(None, parse=Path, means="file that holds the token; safer than the flag")
+    metrics_listen: tuple[str, int] = setting(
+        ("127.0.0.1", 9102), parse=address, means="HOST:PORT of /metrics and /healthz; port 0 takes a free one"
+    )
+    stall_seconds: float = setting(
+        600.0,
+        parse=seconds,
+        means="an engine that finishes no forward batch for so long is killed; choose ten times the longest batch",
+    )
+    load_seconds: float = setting(
+        3600.0, parse=seconds, means="an engine that has not loaded the model after so long is killed"
+    )

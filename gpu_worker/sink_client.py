@@ -1,0 +1,202 @@
+"""Talking to the sink: asking for the run, asking for a shard, sending one.
+
+Every call makes one attempt; what may be tried again is raised as :class:`SinkUnavailable`. A body is only sent
+after the sink's 100 Continue, so a refusal costs no upload. Interface: hiddenstream/contracts/sink_api.py.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+
+from hiddenstream.contracts.errors import HiddenstreamError, UsageError, WireError
+from hiddenstream.contracts.run import RunRecord
+from hiddenstream.contracts.sink_api import RETRY_STATUSES, run_path, shard_path
+
+_SILENCE_SECONDS = 120.0  # the sink may fsync a GiB on a slow disk before it answers
+_MAX_ANSWER_BYTES = 16 * 1024 * 1024
+_SENT_AT_ONCE = 4 * 1024 * 1024
+
+
+class SinkUnavailable(HiddenstreamError):
+    """The sink cannot be reached, or says "later"; the same request may succeed later."""
+
+    reason = "sink_unavailable"
+
+
+class SinkRefused(HiddenstreamError):
+    """The sink says "never" to a request.
+
+    Attributes:
+        status: HTTP status.
+        sink_reason: the sink's own reason, from hiddenstream.contracts.sink_api.
+    """
+
+    reason = "sink_refused"
+
+    def __init__(self, status: int, sink_reason: str, message: str) -> None:
+        super().__init__(f"the sink refused ({status} {sink_reason}): {message}")
+        self.status, self.sink_reason = status, sink_reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What the sink knows of a run."""
+
+    record: RunRecord
+    is_complete: bool
+
+
+class SinkClient:
+    """Reaches one run on one sink. Safe to use from several threads: each call opens its own connection."""
+
+    def __init__(self, url: str, run: str, token: str | None) -> None:
+        """Remember where the sink is.
+
+        Raises:
+            UsageError: *url* is not ``http://HOST:PORT``.
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+            raise UsageError(f"--sink {url!r} will not do: give http://HOST:PORT")
+        self._address = (parts.hostname, parts.port or 80)
+        self._host_header = parts.netloc.rpartition("@")[2]
+        self._run = run
+        self._token = token
+
+    def fetch_run(self) -> RunState:
+        """Ask for the run's identity and progress.
+
+        Raises:
+            SinkUnavailable: not reachable, or the run is not planned yet.
+            SinkRefused: it serves another run, or the token is wrong.
+        """
+        status, body = self._exchange("GET", run_path(self._run))
+        told = _answer(status, body)
+        try:
+            return RunState(
+                record=RunRecord.from_json(json.dumps(told["record"])), is_complete=bool(told["is_complete"])
+            )
+        except (KeyError, WireError) as error:
+            raise SinkRefused(status, "malformed", f"its description of the run: {error}") from error
+
+    def has_shard(self, shard: int) -> bool:
+        """Whether the shard is durably stored. Raises like :meth:`fetch_run`."""
+        status, body = self._exchange("HEAD", shard_path(self._run, shard))
+        if status == 404:
+            return False
+        _answer(status, body)
+        return True
+
+    def put_shard(self, shard: int, pieces: Sequence[bytes | memoryview]) -> str:
+        """Send a shard file and wait until it is durable.
+
+        Args:
+            pieces: the file's bytes in order; they must not change before this returns.
+
+        Returns:
+            ``committed``, or ``duplicate`` where the sink had it already.
+
+        Raises:
+            SinkUnavailable: not reachable, cut off, or short of disk; nothing was stored that counts.
+            SinkRefused: the shard is wrong for this run.
+        """
+        status, body = self._exchange("PUT", shard_path(self._run, shard), pieces)
+        _answer(status, body)
+        return "committed" if status == 201 else "duplicate"
+
+    def _exchange(self, method: str, path: str, pieces: Sequence[bytes | memoryview] = ()) -> tuple[int, bytes]:
+        headers = [("Host", self._host_header), ("Connection", "close")]
+        if self._token:
+            headers.append(("Authorization", f"Bearer {self._token}"))
+        if method == "PUT":
+            headers.append(("Content-Length", str(sum(len(piece) for piece in pieces))))
+            headers.append(("Expect", "100-continue"))
+        try:
+            with self._connected() as connection:
+                wire = h11.Connection(h11.CLIENT)
+                connection.sendall(_sent(wire, h11.Request(method=method, target=path, headers=headers)))
+                if method == "PUT":
+                    early = _next_response(wire, connection)
+                    if not isinstance(early, h11.InformationalResponse):
+                        return early.status_code, _body(wire, connection)
+                    _send_pieces(connection, pieces)
+                else:
+                    wire.send(h11.EndOfMessage())
+                response = _next_response(wire, connection)
+                while isinstance(response, h11.InformationalResponse):
+                    response = _next_response(wire, connection)
+                return response.status_code, _body(wire, connection)
+        except (OSError, h11.ProtocolError) as error:
+            raise SinkUnavailable(f"sink {self._host_header}: {error}") from error
+
+    @contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
+        with socket.create_connection(self._address, timeout=10) as connection:
+            connection.settimeout(_SILENCE_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield connection
+
+
+def _send_pieces(connection: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
+    """Send the body as it lies in memory; h11 would copy it."""
+    try:
+        for piece in pieces:
+            view = memoryview(piece)
+            for begin in range(0, len(view), _SENT_AT_ONCE):
+                connection.sendall(view[begin : begin + _SENT_AT_ONCE])
+    except (BrokenPipeError, ConnectionResetError):
+        return  # it refused in mid-body; its answer may still be readable
+
+
+def _sent(wire: h11.Connection, event: h11.Request) -> bytes:
+    data = wire.send(event)
+    assert data is not None
+    return data
+
+
+def _next_response(wire: h11.Connection, connection: socket.socket) -> h11.Response | h11.InformationalResponse:
+    while True:
+        event = wire.next_event()
+        if event is h11.NEED_DATA:
+            wire.receive_data(connection.recv(65536))
+        elif isinstance(event, (h11.Response, h11.InformationalResponse)):
+            return event
+        else:
+            raise ConnectionResetError("it closed the connection without an answer")
+
+
+def _body(wire: h11.Connection, connection: socket.socket) -> bytes:
+    body = b""
+    while True:
+        event = wire.next_event()
+        if event is h11.NEED_DATA:
+            wire.receive_data(connection.recv(65536))
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise ConnectionResetError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+        else:
+            return body
+
+
+def _answer(status: int, body: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(body) if body else {}
+    except ValueError:
+        told = {"message": repr(body[:200])}
+    if not isinstance(told, dict):
+        told = {"message": repr(told)}
+    reason, message = str(told.get("reason", "")), str(told.get("message", ""))
+    if status in RETRY_STATUSES or status >= 500:
+        raise SinkUnavailable(f"the sink says later ({status} {reason}): {message}")
+    if status >= 400:
+        raise SinkRefused(status, reason, message)
+    return told

@@ -1,0 +1,69 @@
+"""Capturing the chosen taps during one forward pass.
+
+Shape letters: B rows, T token slots, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hiddenstream.contracts.errors import ModelError
+from hiddenstream.contracts.taps import tap_depth
+
+
+@contextmanager
+def captured_taps(blocks: nn.ModuleList, taps: tuple[str, ...]) -> Iterator[dict[str, Tensor]]:
+    """Collect *taps* of every forward pass made inside the context; no hook outlives it.
+
+    Args:
+        blocks: the decoder blocks, from block 0 on.
+        taps: names of :mod:`hiddenstream.contracts.taps`.
+
+    Yields:
+        A mapping that a forward pass fills: tap to [B, T, D], a reference, not a copy.
+    """
+    captured: dict[str, Tensor] = {}
+    handles = []
+    try:
+        for tap in taps:
+            depth = tap_depth(tap)
+            if depth < 0:
+                handles.append(blocks[0].register_forward_pre_hook(_keep_input(captured, tap), with_kwargs=True))
+            else:
+                handles.append(blocks[depth].register_forward_hook(_keep_output(captured, tap)))
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keep_input(captured: dict[str, Tensor], tap: str) -> Any:
+    def keep(_block: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        captured[tap] = hidden_of(arguments[0] if arguments else named["hidden_states"], tap)
+
+    return keep
+
+
+def _keep_output(captured: dict[str, Tensor], tap: str) -> Any:
+    def keep(_block: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:  # a value would replace the output
+        captured[tap] = hidden_of(output, tap)
+
+    return keep
+
+
+def hidden_of(output: Any, tap: str) -> Tensor:
+    """Return the hidden state [B, T, D] in what a block returned: a tensor, or a tuple that begins with it.
+
+    Raises:
+        ModelError: anything else. Guessing would store another tensor under the tap's name.
+    """
+    hidden_BTD = output[0] if isinstance(output, tuple) else output
+    if not isinstance(hidden_BTD, torch.Tensor) or hidden_BTD.ndim != 3:
+        kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else f"{type(output)}"
+        raise ModelError(f"{tap} of this model is {kind}, not [rows, tokens, width]; it cannot be stored")
+    return hidden_BTD

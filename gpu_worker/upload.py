@@ -1,0 +1,98 @@
+"""Sending finished shards to the sink while the next ones are computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_worker.buffers import HostBuffer, HostBuffers
+from gpu_worker.facts import ShardExtracted
+from gpu_worker.sink_client import SinkClient, SinkRefused, SinkUnavailable
+from hiddenstream.chassis.lifecycle import backoff
+from hiddenstream.chassis.logs import log
+
+SINK_WAITED_FOR = "sink_waited_for"
+UPLOAD_THREADS = 2
+_WRONG_HASH_ATTEMPTS = 3  # damaged on the way, or in our memory: the latter does not mend
+_LOGGER = logging.getLogger("gpu_worker.upload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedShard:
+    """A shard on the host, ready to be sent.
+
+    Attributes:
+        pieces: the file's bytes in order; some lie in *buffer*, which is given back after the answer.
+        facts: what is known of the delivery so far.
+    """
+
+    pieces: tuple[bytes | memoryview, ...]
+    buffer: HostBuffer
+    facts: ShardExtracted
+
+
+class Uploader:
+    """Two threads that send shards and wait for the durable answer."""
+
+    def __init__(self, sink: SinkClient, buffers: HostBuffers, on_done: Callable[[ShardExtracted], None]) -> None:
+        """Start the threads.
+
+        Args:
+            on_done: called with the facts of each delivery once the sink has answered for good.
+        """
+        self._sink = sink
+        self._buffers = buffers
+        self._on_done = on_done
+        self._waiting: queue.SimpleQueue[FinishedShard] = queue.SimpleQueue()
+        for number in range(UPLOAD_THREADS):
+            threading.Thread(target=self._send_for_ever, name=f"upload-{number}", daemon=True).start()
+
+    def hand_over(self, shard: FinishedShard) -> None:
+        """Have *shard* sent; its buffer bounds how many can wait."""
+        self._waiting.put(shard)
+
+    def _send_for_ever(self) -> None:
+        while True:
+            shard = self._waiting.get()
+            try:
+                facts = self._send(shard)
+            except Exception as error:
+                _LOGGER.exception("upload_failed", extra={"facts": {"shard": shard.facts.shard}})
+                facts = dataclasses.replace(shard.facts, outcome="failed", message=repr(error))
+            finally:
+                self._buffers.give_back(shard.buffer)
+            self._on_done(facts)
+
+    def _send(self, shard: FinishedShard) -> ShardExtracted:
+        started = time.monotonic()
+        attempts = 0
+        waits = backoff()
+        while True:
+            attempts += 1
+            try:
+                outcome, message = self._sink.put_shard(shard.facts.shard, shard.pieces), ""
+                break
+            except SinkUnavailable as error:
+                log_waiting(error)
+                time.sleep(next(waits))
+            except SinkRefused as error:
+                outcome, message = "failed", str(error)
+                if error.sink_reason != "wrong_hash" or attempts >= _WRONG_HASH_ATTEMPTS:
+                    break
+        return dataclasses.replace(
+            shard.facts,
+            outcome=outcome,
+            message=message,
+            upload_seconds=time.monotonic() - started,
+            upload_attempts=attempts,
+        )
+
+
+def log_waiting(error: SinkUnavailable) -> None:
+    """Say that the sink is waited for."""
+    log(_LOGGER, SINK_WAITED_FOR, {"message": str(error)}, level=logging.WARNING)

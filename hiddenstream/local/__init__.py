@@ -1,0 +1,1 @@
+"""The whole pipeline on one machine: ``hiddenstream run``."""

@@ -1,0 +1,176 @@
+"""The producer's main path: plan once, then keep the queue filled until every shard is in the ledger.
+
+    dataset ─▶ plan (once) ─▶ rounds of: look at queue and ledger ─▶ redeliver what is lost ─▶ top up ─▶ done
+
+The plan and the ledger are the truth; Redis may be emptied or lost at any time, and the next round mends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import redis
+from prometheus_client import CollectorRegistry
+
+from hiddenstream.chassis.lifecycle import StopRequest
+from hiddenstream.chassis.logs import log, start_logging
+from hiddenstream.chassis.metrics import MetricsServer
+from hiddenstream.chassis.redis_connection import make_client, wait_for_redis
+from hiddenstream.chassis.settings import address, from_process, setting, whole_number
+from hiddenstream.contracts.errors import HiddenstreamError
+from hiddenstream.contracts.run import RunRecord
+from hiddenstream.run_directory.ledger import LedgerReader
+from hiddenstream.run_directory.paths import RunPaths, producer_lock
+from hiddenstream.run_directory.plan import Plan
+from producer.dispatch import Dispatcher, DispatchLimits, DispatchState, queue_of
+from producer.metrics import ProducerMetrics
+from producer.resume import ensure_plan
+from producer.run_queue import RunQueue
+from producer.settings import PlanFlags
+
+PRODUCER_STARTED = "producer_started"
+REDIS_LOST = "redis_lost"
+DISK_SHORT = "disk_short"
+RUN_ENDED = "run_ended"
+COMPLETE, COMPLETE_WITH_QUARANTINE, NOT_COMPLETE = 0, 3, 4
+_ROUND_SECONDS = 0.5
+_LOGGER = logging.getLogger("producer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceSettings(PlanFlags):
+    """Plan a run if that is still to be done, then deliver its shards until every one is stored."""
+
+    redis: str = setting(means="URL of the queue: redis://[USER:PASSWORD@]HOST:PORT/DB, rediss:// or unix://PATH")
+    queue_high_water_bytes: int = setting(
+        64 * 1024 * 1024,
+        parse=whole_number(least=1),
+        means="bytes of jobs that may wait in Redis; enough to keep all workers busy for a minute",
+    )
+    most_failures: int = setting(
+        5,
+        parse=whole_number(least=1),
+        means="failures of workers on one shard after which it is reported stuck instead of delivered again",
+    )
+    reserve_bytes: int = setting(
+        1024**3,
+        parse=whole_number(least=0),
+        means="free bytes on the run directory's disk below which no new shards are delivered",
+    )
+    metrics_listen: tuple[str, int] = setting(
+        ("127.0.0.1", 9101), parse=address, means="HOST:PORT of /metrics and /healthz; port 0 takes a free one"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan and deliver; return the command's exit code."""
+    settings = from_process(ProduceSettings, command="hiddenstream produce", arguments=arguments)
+    start_logging("producer")
+    paths = RunPaths(settings.run_directory)
+    try:
+        with producer_lock(paths):
+            record = ensure_plan(settings)  # a signal may end it at once: the plan counts when run.json is there
+            return produce(paths, record, settings, StopRequest().install())
+    except HiddenstreamError as error:
+        log(_LOGGER, "producer_refused", {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
+        return error.exit_code
+
+
+def produce(paths: RunPaths, record: RunRecord, settings: ProduceSettings, stop: StopRequest) -> int:
+    """Deliver a planned run's shards until all are stored, or stopping is asked for.
+
+    Returns:
+        0 complete, 3 complete with quarantined samples, 4 not complete.
+
+    Raises:
+        QueueError: Redis would lose jobs, or refuses us.
+    """
+    ledger = LedgerReader(paths.ledger)
+    ledger.poll()
+    registry = CollectorRegistry()
+    metrics = ProducerMetrics.in_registry(registry)
+    metrics.show_plan(record)
+    server = MetricsServer(registry, listen=settings.metrics_listen)
+    log(_LOGGER, PRODUCER_STARTED, {"run": record.run, "shards": record.shards, "metrics_port": server.port})
+    if len(ledger.commits) < record.shards:
+        client = make_client(settings.redis)
+        queue = RunQueue(client, queue_of(record))
+        limits = DispatchLimits(high_water_bytes=settings.queue_high_water_bytes, most_failures=settings.most_failures)
+        dispatcher = Dispatcher(record, Plan(paths), ledger, queue, limits=limits)
+        _deliver_all(client, dispatcher, stop, _Round(paths, settings, metrics, ledger))
+        _clean_up(queue, stop)
+    return _verdict(record, ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What a round looks at and shows besides the queue."""
+
+    paths: RunPaths
+    settings: ProduceSettings
+    metrics: ProducerMetrics
+    ledger: LedgerReader
+
+    def has_room(self) -> bool:
+        disk = os.statvfs(self.paths.root)
+        free_bytes = disk.f_bavail * disk.f_frsize
+        if free_bytes < self.settings.reserve_bytes:
+            facts = {"free_bytes": free_bytes, "reserve_bytes": self.settings.reserve_bytes}
+            log(_LOGGER, DISK_SHORT, facts, level=logging.WARNING)
+        return free_bytes >= self.settings.reserve_bytes
+
+    def show(self, state: DispatchState) -> None:
+        self.metrics.show_queue(state)
+        self.metrics.show_commits(self.ledger)
+
+
+def _deliver_all(client: redis.Redis, dispatcher: Dispatcher, stop: StopRequest, each: _Round) -> None:
+    """Run rounds until nothing is to do; an outage of Redis is waited out."""
+    has_adopted = False
+    while wait_for_redis(client, stop):
+        try:
+            if not has_adopted:
+                dispatcher.adopt()
+                has_adopted = True
+            while not stop.is_set():
+                state = dispatcher.round(time.monotonic(), may_add=each.has_room())
+                each.show(state)
+                if state.to_do == 0:
+                    return
+                stop.wait(_ROUND_SECONDS)
+        except redis.OutOfMemoryError:
+            dispatcher.make_room()
+            stop.wait(_ROUND_SECONDS)
+        except redis.RedisError as error:
+            log(_LOGGER, REDIS_LOST, {"message": str(error)}, level=logging.WARNING)
+            each.metrics.is_redis_reachable.set(0)
+            dispatcher.forget_suspicions()
+            stop.wait(_ROUND_SECONDS)
+
+
+def _clean_up(queue: RunQueue, stop: StopRequest) -> None:
+    """Leave nothing of an ended run in Redis; one that was stopped keeps its queue."""
+    if stop.is_set():
+        return
+    try:
+        queue.delete_everything()
+    except redis.RedisError as error:
+        log(_LOGGER, REDIS_LOST, {"message": f"keys of the ended run remain: {error}"}, level=logging.WARNING)
+
+
+def _verdict(record: RunRecord, ledger: LedgerReader) -> int:
+    quarantined = sum(len(commit.quarantined) for commit in ledger.commits.values())
+    facts = {
+        "shards": record.shards,
+        "shards_committed": len(ledger.commits),
+        "samples": record.samples,
+        "samples_quarantined": quarantined,
+    }
+    log(_LOGGER, RUN_ENDED, facts)
+    if len(ledger.commits) < record.shards:
+        return NOT_COMPLETE
+    return COMPLETE_WITH_QUARANTINE if quarantined else COMPLETE
