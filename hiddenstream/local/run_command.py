@@ -1,0 +1,118 @@
+"""The ``run`` command: plan, start everything, show progress, stop everything, sum up."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from producer.resume import ensure_plan
+from producer.settings import PlanFlags
+
+from hiddenstream.chassis.lifecycle import StopRequest
+from hiddenstream.chassis.logs import start_logging
+from hiddenstream.chassis.settings import from_process, setting, whole_number
+from hiddenstream.contracts.run import RunRecord
+from hiddenstream.local.pipeline import LocalPlan, Pipeline
+from hiddenstream.local.report import Bar, recompute_report, say, summary
+from hiddenstream.progress import Progress, progress_of
+from hiddenstream.run_directory.ledger import LedgerReader
+from hiddenstream.run_directory.paths import RunPaths, producer_lock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings(PlanFlags):
+    """Run the whole pipeline on this machine: queue, producer, workers, sink. Run it again to continue."""
+
+    workers: int = setting(1, parse=whole_number(least=1, most=64), means="worker processes; one per GPU")
+    device: str = setting("auto", means="cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    redis: str | None = setting(None, means="URL of a Redis to use; one of its own is started unless given")
+    recompute: int = setting(
+        0, parse=whole_number(least=0), means="samples to recompute with plain transformers at the end, drawn at random"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run everything; return the command's exit code.
+
+    Raises:
+        HiddenstreamError: the settings, the data, the model or a service refuse.
+    """
+    settings = from_process(RunSettings, command="hiddenstream run", arguments=arguments)
+    paths = RunPaths(settings.run_directory)
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    with open(paths.logs / "run.jsonl", "a") as log_file:
+        start_logging("run", stream=log_file)
+        say(f"planning {paths.root}" if not paths.is_planned() else f"continuing {paths.root}")
+        with producer_lock(paths):
+            record = ensure_plan(settings)
+        return _run(paths, record, settings)
+
+
+def _run(paths: RunPaths, record: RunRecord, settings: RunSettings) -> int:
+    ledger = LedgerReader(paths.ledger)
+    ledger.poll()
+    before = progress_of(record, ledger.commits.values())
+    if before.is_complete:
+        say(
+            f"nothing to do: all {before.committed_samples:,} samples are stored in {paths.root}"
+            " (no forward pass was made; `hiddenstream verify` proves it)"
+        )
+        return before.exit_code
+    _say_plan(record, before)
+    started = time.monotonic()
+    _run_services(paths, record, settings, ledger)
+    ledger.poll()
+    after = progress_of(record, ledger.commits.values())
+    say(summary(paths, record, before, after, seconds=time.monotonic() - started))
+    if after.is_complete and settings.recompute:
+        return after.exit_code if recompute_report(paths, settings.recompute, settings.model) else 1
+    return after.exit_code
+
+
+def _say_plan(record: RunRecord, before: Progress) -> None:
+    states_gb = record.tokens * record.identity.bytes_per_token / 1e9
+    say(
+        f"{record.samples:,} samples, {record.tokens:,} tokens, {record.shards:,} shards,"
+        f" {states_gb:.2f} GB of states; taps {', '.join(record.identity.taps)}"
+    )
+    for reason, rows in sorted(record.rejected.items()):
+        say(f"  {rows:,} rows rejected: {reason}")
+    for count, what in (
+        (record.merged, "rows repeat another and are merged"),
+        (record.truncated, f"samples cut to {record.settings.max_length:,} tokens"),
+        (record.without_mask, "samples have no loss mask"),
+    ):
+        if count:
+            say(f"  {count:,} {what}")
+    if before.committed_shards:
+        say(f"  {before.committed_samples:,} samples are stored already")
+
+
+def _run_services(paths: RunPaths, record: RunRecord, settings: RunSettings, ledger: LedgerReader) -> None:
+    """Run the services until the run is complete or Ctrl-C, then stop them, whatever happened."""
+    stop, hurry = StopRequest(), StopRequest()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    plan = LocalPlan(
+        workers=settings.workers,
+        model=settings.model or record.model,
+        device=settings.device,
+        queue_url=settings.redis,
+        token_budget=settings.token_budget,
+    )
+    pipeline = Pipeline(paths, record, plan)
+    bar = Bar(record, ledger)
+    try:
+        pipeline.watch(stop, bar.update)
+        if stop.is_set():
+            bar.note("stopping: workers finish the shard in hand; Ctrl-C again ends them at once")
+    finally:
+        pipeline.stop(hurry.is_set)
+        bar.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
