@@ -145,7 +145,8 @@ class Supervisor:
             if self._is_stalled():
                 log(_LOGGER, ENGINE_STALLED, {"shards_in_hand": self._leases.held()}, level=logging.ERROR)
                 engine.send(signal.SIGKILL)
-            if time.monotonic() - asked_sink > _ASK_SINK_SECONDS and self._is_loaded and not self._leases.held():
+            is_idle = self._is_loaded and not is_told_to_stop and not self._leases.held()
+            if is_idle and time.monotonic() - asked_sink > _ASK_SINK_SECONDS:
                 asked_sink = time.monotonic()
                 state = self._ask_sink()
                 self._is_run_complete = state is not None and state.is_complete

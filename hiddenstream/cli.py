@@ -15,7 +15,7 @@ COMMANDS = {
     "run": ("hiddenstream.local.run_command", "RunSettings", "the whole pipeline on this machine"),
     "plan": (
         "producer.plan_command",
-        "PlanCommandSettings",
+        "PlanCommandFlags",
         "read the data, cut it into shards, show what that comes to",
     ),
     "produce": ("producer.produce", "ProduceSettings", "deliver a run's shards through Redis until all are stored"),
