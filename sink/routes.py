@@ -19,7 +19,7 @@ from sink.store import Store, store_shard
 
 SHARD_COMMITTED = "shard_committed"
 SHARD_ALREADY_THERE = "shard_already_there"
-REQUEST_REFUSED = "shard_refused"
+SHARD_REFUSED = "shard_refused"
 UPLOAD_ABORTED = "upload_aborted"
 REQUEST_FAILED = "request_failed"
 _LOGGER = logging.getLogger("sink")
@@ -86,7 +86,8 @@ def answer_request(service: Service, request: Request) -> Answer:
 def _refused(service: Service, request: Request, refusal: ShardRefused) -> Answer:
     service.metrics.refusals.labels(reason=refusal.reason).inc()
     facts = {"target": request.target, "peer": request.peer, "reason": refusal.reason, "message": str(refusal)}
-    log(_LOGGER, REQUEST_REFUSED, facts, level=logging.WARNING)
+    level = logging.INFO if refusal.reason == "not_ready" else logging.WARNING  # workers may well start first
+    log(_LOGGER, SHARD_REFUSED, facts, level=level)
     return Answer(
         status=refusal.status,
         content={"reason": refusal.reason, "message": str(refusal)},

@@ -70,12 +70,11 @@ class Server:
         while not self._is_stopping.is_set():
             try:
                 client, address = self._listener.accept()
-            except OSError as error:
-                if not self._is_stopping.is_set():  # out of descriptors, or a client that left at once
+                self._accept(client, peer=f"{address[0]}:{address[1]}")
+            except (OSError, RuntimeError) as error:
+                if not self._is_stopping.is_set():  # out of descriptors or threads, or a client that left at once
                     log(_LOGGER, ACCEPT_FAILED, {"message": str(error)}, level=logging.WARNING)
                     self._is_stopping.wait(0.1)
-                continue
-            self._accept(client, peer=f"{address[0]}:{address[1]}")
 
     def _accept(self, client: socket.socket, *, peer: str) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -95,9 +94,9 @@ class Server:
             is_stopping=self._is_stopping.is_set,
         )
         thread = threading.Thread(target=self._serve, args=(connection,), name=peer, daemon=True)
+        thread.start()  # it cannot leave before it is entered here: that takes the lock that we hold
         self._connections[connection] = thread
         self._service.metrics.connections.set(len(self._connections))
-        thread.start()
 
     def _serve(self, connection: Connection) -> None:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import logging
+import socket
+import struct
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -157,6 +159,18 @@ def test_connections_over_the_limit_are_turned_away(paths):
 
     assert (refused.status, refused.content["reason"], refused.headers["Retry-After"]) == (503, "not_ready", "5")
     assert served.status == 200
+
+
+def test_clients_that_leave_at_once_cost_nothing(paths):
+    """Connections that are reset before or while they are accepted leave the sink serving."""
+    with a_sink(paths) as sink:
+        for _ in range(50):
+            client = connect(sink.port)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+
+        assert ask(sink.port, "GET", "/healthz").status == 200
+        wait_for(lambda: metric(sink, "connections") == 0)
 
 
 def test_a_head_without_end_is_refused(paths):

@@ -124,7 +124,7 @@ def test_a_wide_shard_is_refused_before_its_states_are_received(tmp_path):
 
 def test_a_client_that_sends_everything_first_still_reads_its_refusal(tmp_path):
     """A refused upload is read to its end rather than reset, so that the reason arrives."""
-    paths = a_run(tmp_path / "run", shards=((100_000,),))
+    paths = a_run(tmp_path / "run", shards=((700_000,),))  # more than the sockets' buffers hold
 
     with a_sink(paths) as sink:
         reply = put(sink.port, 0, a_shard(paths, 0, fingerprint="0" * 16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -210,3 +211,32 @@ def test_commits_are_counted(paths):
         assert [1, len(data), 4, 2] == counted
         assert metric(sink, "fsync_seconds_count") == 1
         assert (metric(sink, "shards_planned"), metric(sink, "run_shards_committed")) == (2, 1)
+
+
+def test_nothing_is_promised_before_it_is_durable(paths, monkeypatch):
+    """The file is synced before it gets its name, the name before the ledger line, and that before the answer."""
+    order: list[str] = []  # a power cut can't be had in a test, so the real calls are watched
+
+    def watched_fsync(descriptor, fsync=os.fsync):
+        order.append("sync " + os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), paths.root))
+        fsync(descriptor)
+
+    def watched_link(source, target, link=os.link):
+        order.append("link " + os.path.relpath(target, paths.root))
+        link(source, target)
+
+    with a_sink(paths) as sink:
+        put(sink.port, 1, a_shard(paths, 1))
+        monkeypatch.setattr(os, "fsync", watched_fsync)
+        monkeypatch.setattr(os, "link", watched_link)
+        put(sink.port, 0, a_shard(paths, 0))
+        order.append("answer")
+
+    assert order == [
+        "sync incoming/sink/000000-1.part",
+        "link shards/000/000000.safetensors",
+        "sync shards/000",
+        "sync shards",
+        "sync ledger/sink.jsonl",
+        "answer",
+    ]
