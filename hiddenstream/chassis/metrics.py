@@ -11,6 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from hiddenstream.contracts.errors import UsageError
 
+_STOP_POLL_SECONDS = 0.05  # the library's half a second would be added to every service's exit
+
 
 class MetricsServer:
     """Serves a registry and a health answer from a thread of its own.
@@ -60,7 +62,9 @@ class MetricsServer:
             raise UsageError(f"--metrics-listen {listen[0]}:{listen[1]}: {error}; choose another port, or 0") from error
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_STOP_POLL_SECONDS,), name="metrics", daemon=True
+        ).start()
 
     def close(self) -> None:
         """Stop serving."""

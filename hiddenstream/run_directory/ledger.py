@@ -24,7 +24,8 @@ class LedgerReader:
     A last line without its newline is being written and is left for the next :meth:`poll`.
 
     Attributes:
-        commits: the first commit line of each shard, in the order they were read.
+        commits: the latest commit line of each shard, since a damaged file may have been replaced by another
+            one; in the order in which the shards were first read.
         problems: lines that could not be read, each once.
     """
 
@@ -51,7 +52,9 @@ class LedgerReader:
                 except WireError as error:
                     self.problems.append(LedgerProblem(file=file.name, line=self._read_lines[file], message=str(error)))
                     continue
-                if commit.shard not in self.commits:
-                    self.commits[commit.shard] = commit
+                known = self.commits.get(commit.shard)
+                if known is None:
                     fresh.append(commit)
+                if known is None or commit.time > known.time:
+                    self.commits[commit.shard] = commit
         return fresh
