@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from producer.plan import make_plan
 from producer.plan_request import PlanRequest
 from producer.planner import plan_shards
 
-BUDGET, SHARD_BYTES, BYTES_PER_TOKEN = 12_288, 2**30, 51_200
+BYTES_PER_TOKEN, LIMITS = 51_200, {"token_budget": 12_288, "shard_bytes": 2**30}
 MODEL = ModelReference(
     name="none",
     revision=None,
@@ -36,8 +37,8 @@ MODEL = ModelReference(
 def timed(what: str, *, rows: int, tokens: int) -> Iterator[None]:
     started = time.perf_counter()
     yield
-    seconds = time.perf_counter() - started
-    print(f"{what:<28} {seconds:7.2f} s {rows / seconds:12,.0f} rows/s {tokens / seconds / 1e6:8.2f} million tokens/s")
+    took = time.perf_counter() - started
+    print(f"{what:<28} {took:7.2f} s {rows / took:12,.0f} rows/s {tokens / took / 1e6:8.2f} million tokens/s")
 
 
 def some_lengths(rows: int) -> np.ndarray:
@@ -55,24 +56,23 @@ def write_data(folder: Path, lengths: np.ndarray) -> tuple[Path, Path]:
 
 
 def main() -> None:
-    lengths = some_lengths(int(sys.argv[1]) if len(sys.argv) > 1 else 200_000)
+    lengths = some_lengths(int([*sys.argv, "200000"][1]))
     size = {"rows": len(lengths), "tokens": int(lengths.sum())}
-    budget = {"token_budget": BUDGET, "shard_bytes": SHARD_BYTES}
     with tempfile.TemporaryDirectory() as folder:
         for file in write_data(Path(folder), lengths):
             with timed(f"read {file.suffix}", **size):
-                sum(1 for _ in read_rows([file]))
+                deque(read_rows([file]), maxlen=0)
             request = PlanRequest(
                 run_directory=Path(folder) / f"run{file.suffix}", run_name="bench", model=MODEL, taps=("block.1",),
                 keeps_final=False, compute_dtype="bfloat16", stored_dtype="bfloat16", data=(file,), max_length=None,
-                over_long="reject", is_strict=False, **budget,
+                over_long="reject", is_strict=False, **LIMITS,
             )  # fmt: skip
             with timed(f"whole plan of {file.suffix}", **size):
                 make_plan(request)
     for count in (len(lengths), 1_000_000):
         many = some_lengths(count)
         with timed(f"planner, {count:,} samples", rows=count, tokens=int(many.sum())):
-            plan = plan_shards(many, bytes_per_token=BYTES_PER_TOKEN, **budget)
+            plan = plan_shards(many, bytes_per_token=BYTES_PER_TOKEN, **LIMITS)
         print(f"  {plan.shards:,} shards, {plan.batches:,} batches, {1 - many.sum() / plan.token_slots:.2%} padding")
 
 
