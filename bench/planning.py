@@ -50,8 +50,7 @@ def write_data(folder: Path, lengths: np.ndarray) -> tuple[Path, Path]:
     rows = [{"id": str(i), "input_ids": ids[i % 1000 : i % 1000 + n]} for i, n in enumerate(lengths)]
     with open(folder / "x.jsonl", "w") as file:
         file.writelines(json.dumps({**row, "input_ids": row["input_ids"].tolist()}) + "\n" for row in rows)
-    columns = {"id": [r["id"] for r in rows], "input_ids": pa.array([r["input_ids"] for r in rows])}
-    pq.write_table(pa.table(columns), folder / "x.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), folder / "x.parquet")
     return folder / "x.jsonl", folder / "x.parquet"
 
 

@@ -66,10 +66,12 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
         raise UsageError(
             f"the data holds conversations, but --model {model} has no usable tokenizer ({error}); {way_out}"
         ) from error
-    if not tokenizer.chat_template:
+    try:
+        tokenizer.get_chat_template()
+    except ValueError as error:  # none at all, or several and no default
         raise UsageError(
             f"the data holds conversations, but the tokenizer of --model {model} has no chat template; {way_out}"
-        )
+        ) from error
     return tokenizer
 
 

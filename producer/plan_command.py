@@ -29,7 +29,7 @@ class PlanCommandFlags(PlanFlags):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code. Raises HiddenstreamError."""
     flags = from_process(PlanCommandFlags, command="hiddenstream plan", arguments=arguments)
-    start_logging("plan", stream=sys.stderr)  # standard output is the report's
+    start_logging("producer", stream=sys.stderr)  # standard output is the report's
     report = _planned_and_deleted(flags) if flags.dry_run else _planned(flags)
     if flags.json:
         print(json.dumps(report.to_wire(), indent=2))

@@ -59,7 +59,8 @@ def plan_request(flags: PlanFlags) -> PlanRequest:
     if not flags.data:
         raise UsageError(f"{flags.run_directory} holds no run yet; --data is required to plan one")
     model = resolve_model(flags.model, flags.revision)
-    layers, compute_dtype = flags.layers or DEFAULT_LAYERS, flags.dtype or DEFAULT_DTYPE
+    layers = DEFAULT_LAYERS if flags.layers is None else flags.layers
+    compute_dtype = flags.dtype or DEFAULT_DTYPE
     return PlanRequest(
         run_directory=flags.run_directory,
         run_name=flags.run_name or default_run_name(flags.run_directory),

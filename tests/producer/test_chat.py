@@ -122,6 +122,19 @@ def test_tools_reach_the_template(model_with, as_text):
     assert mask.any()
 
 
+def test_keys_that_arrow_added_do_not_reach_the_template(model_with):
+    """A null anywhere in a message is a key that is not there, so Parquet and JSON Lines render alike."""
+    template = "{% for m in messages %}{{ m['tool_calls'] | tojson }}{% endfor %}"
+    call = {"function": {"name": "clock", "arguments": {"zone": "utc"}}}
+    with_nulls = {"id": None, "function": {**call["function"], "arguments": {"zone": "utc", "city": None}}}
+    chat = ChatTokenizer(str(model_with(template)), None)
+
+    tokens, _ = chat({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]})
+    other_tokens, _ = chat({"messages": [{"role": "assistant", "tool_calls": [with_nulls]}]})
+
+    assert tokens.tolist() == other_tokens.tolist()
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
