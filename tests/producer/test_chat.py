@@ -178,6 +178,14 @@ def test_missing_chat_template_is_a_usage_error(model_with):
         chat({"messages": TALK})
 
 
+def test_several_templates_without_a_default_are_a_usage_error(model_with):
+    """Which template is meant cannot be guessed, and no conversation is to blame for it."""
+    chat = ChatTokenizer(str(model_with({"one": PLAIN_TEMPLATE, "two": PLAIN_TEMPLATE})), None)
+
+    with pytest.raises(UsageError, match="no chat template"):
+        chat({"messages": TALK})
+
+
 def test_nothing_is_put_before_the_template(model_folder, tmp_path):
     """A tokenizer that begins every text with a token of its own does not begin the rendered talk with a second one."""
     wire = json.loads((model_folder / "tokenizer.json").read_text())
