@@ -1,0 +1,86 @@
+"""Settings that say what a run is. ``plan``, ``produce`` and ``run`` share them.
+
+None, or an empty tuple, means "not given": a new run then takes the default that is described, and an existing run
+keeps what it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hiddenstream.chassis.settings import is_on, one_of, setting, whole_number
+from hiddenstream.contracts.queue import RUN_NAME
+from hiddenstream.contracts.run import DTYPES
+from hiddenstream.contracts.taps import PRESETS
+
+DEFAULT_LAYERS = "dflash:5"
+DEFAULT_DTYPE = "bfloat16"
+DEFAULT_OVER_LONG = "reject"
+DEFAULT_TOKEN_BUDGET = 12_288
+DEFAULT_SHARD_BYTES = 1024**3
+
+
+def parse_run_name(text: str) -> str:
+    """Parse a run's name."""
+    if not RUN_NAME.fullmatch(text):
+        raise ValueError("give 1 to 64 letters, digits, '-' and '_', beginning with a letter or digit")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags:
+    """Plan a run: read the data once, and write which sample goes into which shard."""
+
+    run_directory: Path = setting(
+        means="folder of the run; made if need be, refused if it holds another run", parse=Path, is_argument=True
+    )
+    model: str | None = setting(None, means="folder or hub id of the model; required for a new run")
+    revision: str | None = setting(None, means="branch, tag or commit of a hub model; newest unless given")
+    data: tuple[Path, ...] = setting(
+        (),
+        means="JSON Lines or Parquet file, saved dataset, or folder of files; repeatable; required for a new run",
+        parse=Path,
+        is_repeated=True,
+    )
+    layers: str | None = setting(
+        None, means=f"blocks whose outputs to keep: numbers from 0, or {PRESETS}; {DEFAULT_LAYERS} unless given"
+    )
+    final: bool | None = setting(
+        None, means="keep the last block's output too, from which logits can be computed; no unless given", parse=is_on
+    )
+    dtype: str | None = setting(
+        None,
+        means=f"dtype that the model runs in: {', '.join(DTYPES)}; {DEFAULT_DTYPE} unless given",
+        parse=one_of(*DTYPES),
+    )
+    store_dtype: str | None = setting(
+        None, means="dtype that states are stored in; that of --dtype unless given", parse=one_of(*DTYPES)
+    )
+    max_length: int | None = setting(
+        None,
+        means="tokens a sample may have; what model and token budget allow unless given",
+        parse=whole_number(least=1),
+    )
+    over_long: str | None = setting(
+        None,
+        means=f"what to do with longer samples: reject or truncate; {DEFAULT_OVER_LONG} unless given",
+        parse=one_of("reject", "truncate"),
+    )
+    token_budget: int | None = setting(
+        None,
+        means=f"token slots of one forward batch, padding included; more fills a GPU better and takes more of its"
+        f" memory; {DEFAULT_TOKEN_BUDGET} unless given",
+        parse=whole_number(least=1, most=2**20),
+    )
+    shard_bytes: int | None = setting(
+        None,
+        means="bytes of states in one shard at most (K, M, G allowed); 1G unless given",
+        parse=whole_number(least=1),
+    )
+    strict: bool | None = setting(
+        None, means="stop at the first row that cannot be used instead of counting it; no unless given", parse=is_on
+    )
+    run_name: str | None = setting(
+        None, means="name of the run on queue and wire; the folder's name unless given", parse=parse_run_name
+    )
