@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # safe as part of a key, a URL and a job id
+_JOB_ID = re.compile(r".+-([0-9]{6,18})-[A-Za-z0-9_]+")
 LEASE_SECONDS = 6.0  # a shard in hand whose lease has run out is taken for lost
 LEASE_REFRESH_SECONDS = 1.5
 
@@ -41,7 +42,10 @@ def job_id(queue: str, shard: int, delivery: str) -> str:
 
 def shard_of_job(identifier: str) -> int:
     """Return the shard that a job id of :func:`job_id` names. Raises ValueError on any other id."""
-    return int(identifier.rsplit("-", 2)[1])
+    matched = _JOB_ID.fullmatch(identifier)
+    if not matched:
+        raise ValueError(f"{identifier!r} names no delivery of a shard")
+    return int(matched[1])
 
 
 def lease_key(queue: str, shard: int) -> str:
