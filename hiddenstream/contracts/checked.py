@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any, TypeVar
 
 Record = TypeVar("Record")
@@ -43,3 +44,13 @@ def checked(record: Record) -> Record:
         if not _FITS.get(str(field.type), lambda _: True)(value):
             raise TypeError(f"{field.name} is {str(value)[:80]!r}, not {field.type}")
     return record
+
+
+def refuse_time_without_zone(text: str) -> None:
+    """Refuse text that is not an ISO 8601 time with its zone.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"the time {text!r} names no zone")

@@ -10,12 +10,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
 from typing import Any
 
 import xxhash
 
-from hiddenstream.contracts.checked import checked
+from hiddenstream.contracts.checked import checked, refuse_time_without_zone
 from hiddenstream.contracts.errors import WireError
 
 FORMAT_VERSION = 1
@@ -151,8 +150,7 @@ class RunRecord:
         """Rebuild a record, or refuse it.
 
         Raises:
-            WireError: not JSON, another format version, a field missing or of another type, or a fingerprint
-                that does not fit the identity.
+            WireError: not JSON, another format version, a field amiss, or a fingerprint of another identity.
         """
         try:
             wire = json.loads(text)
@@ -246,8 +244,7 @@ class CommitLine:
             wire = json.loads(body + b"}")
             quarantined = tuple(checked(Quarantined(**entry)) for entry in wire["quarantined"])
             commit = checked(cls(**{**wire, "quarantined": quarantined}))
-            if datetime.fromisoformat(commit.time).tzinfo is None:
-                raise ValueError(f"the time {commit.time!r} names no zone")
+            refuse_time_without_zone(commit.time)
             return commit
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise WireError(f"ledger line is malformed: {error!r}") from error
