@@ -56,8 +56,7 @@ def map_shard(file: Path, *, record: RunRecord, commit: CommitLine, planned_ids:
             committed, or does not fit the plan; names the shard.
     """
     try:
-        with open(file, "rb") as opened:
-            content = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        content = map_file(file)
         if len(content) != commit.file_bytes:
             raise WireError(f"the file has {len(content)} bytes, {commit.file_bytes} were committed")
         start = header_length(bytes(content[:8]))
@@ -77,6 +76,12 @@ def map_shard(file: Path, *, record: RunRecord, commit: CommitLine, planned_ids:
     except (OSError, ValueError, WireError) as error:
         raise RunDirectoryError(f"shard {commit.shard} ({file}): {error}; run `hiddenstream verify`") from error
     return shard
+
+
+def map_file(file: Path) -> memoryview:
+    """Map a file for reading. Raises OSError, or ValueError where it is empty."""
+    with open(file, "rb") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def views_of(tensors: memoryview, layout: ShardLayout) -> dict[str, npt.NDArray[Any]]:
