@@ -17,7 +17,7 @@ from hiddenstream.run_directory.paths import RunPaths
 class StatusSettings:
     """Say how far a run is. Exits with 0 complete, 3 complete with quarantined samples, 4 not complete, 1 damaged."""
 
-    run_dir: Path = setting(means="the run directory", parse=Path, is_argument=True)
+    run_directory: Path = setting(means="the run directory", parse=Path, is_argument=True)
     json: bool = setting(False, means="print JSON, one object", parse=is_on)
 
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _status(arguments: Sequence[str]) -> int:
     settings = from_process(StatusSettings, command="hiddenstream status", arguments=arguments)
-    progress = read_progress(RunPaths(settings.run_dir))
+    progress = read_progress(RunPaths(settings.run_directory))
     if settings.json:
         print(json.dumps({**asdict(progress), "is_complete": progress.is_complete}, indent=2))
     else:

@@ -24,7 +24,7 @@ LISTED_SAMPLES = 10
 class VerifySettings:
     """Check a run directory. Exits with 0 all good, 3 good with quarantined samples, 4 not complete, 1 damaged."""
 
-    run_dir: Path = setting(means="the run directory", parse=Path, is_argument=True)
+    run_directory: Path = setting(means="the run directory", parse=Path, is_argument=True)
     json: bool = setting(False, means="print JSON, one object", parse=is_on)
     recompute: int = setting(
         0,
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _verify(arguments: Sequence[str]) -> int:
     settings = from_process(VerifySettings, command="hiddenstream verify", arguments=arguments)
-    report = verify_run(RunPaths(settings.run_dir))
+    report = verify_run(RunPaths(settings.run_directory))
     recomputed = recompute(settings) if settings.recompute and not report.damage else None
     if settings.json:
         print(json.dumps(as_json(report, recomputed), indent=2))
@@ -77,7 +77,7 @@ def recompute(settings: VerifySettings) -> RecomputeReport:
     except ImportError as error:
         raise UsageError(f"--recompute needs the worker: pip install 'hiddenstream[worker]' ({error})") from error
     report = worker.recompute_samples(
-        run_directory=settings.run_dir, count=settings.recompute, model=settings.model, seed=settings.seed
+        run_directory=settings.run_directory, count=settings.recompute, model=settings.model, seed=settings.seed
     )
     return cast(RecomputeReport, report)
 

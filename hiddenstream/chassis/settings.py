@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,7 +118,7 @@ def _switches_spelled_out(kind: type[Any], arguments: Sequence[str]) -> list[str
     words = ("1", "yes", "true", "on", "0", "no", "false", "off")
     return [
         f"{argument}=yes" if argument in switches and following.lower() not in words else argument
-        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True)
+        for argument, following in zip_longest(arguments, arguments[1:], fillvalue="")
     ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from hiddenstream.contracts.errors import WireError
+from hiddenstream.contracts.errors import RunDirectoryError, WireError
 from hiddenstream.contracts.run import CommitLine
 
 
@@ -21,10 +22,12 @@ class LedgerProblem:
 class LedgerReader:
     """Follows every ``*.jsonl`` of a ledger folder.
 
-    A last line without its newline is being written and is left for the next :meth:`poll`.
+    A last line without its newline is being written and is left for the next :meth:`poll`, which raises
+    RunDirectoryError where a ledger cannot be read.
 
     Attributes:
-        commits: the first commit line of each shard, in the order they were read.
+        commits: one commit line of each shard, in the order the shards were first read. Where a shard's file was
+            lost or damaged and made again, the line with the newest time, whose bytes are those on disk.
         problems: lines that could not be read, each once.
     """
 
@@ -39,9 +42,12 @@ class LedgerReader:
         """Read what was appended since the last call; return the commits of shards new to it."""
         fresh: list[CommitLine] = []
         for file in sorted(self._folder.glob("*.jsonl")):
-            with open(file, "rb") as ledger:
-                ledger.seek(self._read_bytes.get(file, 0))
-                text = ledger.read()
+            try:
+                with open(file, "rb") as ledger:
+                    ledger.seek(self._read_bytes.get(file, 0))
+                    text = ledger.read()
+            except OSError as error:
+                raise RunDirectoryError(f"the ledger {file} cannot be read: {error}") from error
             whole = text[: text.rfind(b"\n") + 1]
             self._read_bytes[file] = self._read_bytes.get(file, 0) + len(whole)
             for line in whole.splitlines(keepends=True):
@@ -51,7 +57,13 @@ class LedgerReader:
                 except WireError as error:
                     self.problems.append(LedgerProblem(file=file.name, line=self._read_lines[file], message=str(error)))
                     continue
-                if commit.shard not in self.commits:
-                    self.commits[commit.shard] = commit
+                known = self.commits.get(commit.shard)
+                if known is None:
                     fresh.append(commit)
+                if known is None or _is_newer(commit, known):
+                    self.commits[commit.shard] = commit
         return fresh
+
+
+def _is_newer(commit: CommitLine, known: CommitLine) -> bool:
+    return datetime.fromisoformat(commit.time) > datetime.fromisoformat(known.time)

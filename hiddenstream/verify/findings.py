@@ -12,7 +12,6 @@ Damage = Literal[
     "id_repeated",  # an id is planned more than once
     "counts_differ",  # run.json, plan and ledger do not add up
     "ledger_line",  # a line of a ledger cannot be read
-    "committed_twice",  # two ledger lines of one shard name different bytes
     "unknown_shard",  # the ledger names a shard that is not planned
     "file_missing",
     "file_size",
@@ -27,6 +26,7 @@ Damage = Literal[
     "states_all_zero",
 ]
 Note = Literal[
+    "committed_twice",  # an older ledger line names other bytes: the file was lost or damaged, and made again
     "foreign_file",  # a file under shards/ that no commit names
     "leftover",  # a shard on its way in, or what a dead sink left
     "unfinished_line",  # a ledger's last line has no newline: being written, or torn

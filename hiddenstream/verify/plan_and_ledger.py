@@ -56,7 +56,7 @@ def _check_counts(table: pa.Table, shards: int, record: RunRecord) -> Iterator[F
 
 
 def check_ledger(paths: RunPaths, ledger: LedgerReader, plan: Plan) -> Iterator[Finding]:
-    """Check every ledger line: readable, of a planned shard, and of one content for each shard."""
+    """Check every ledger line: readable, of a planned shard, and naming the same bytes as its shard's newest."""
     for problem in ledger.problems:
         yield Finding(kind="ledger_line", message=f"ledger/{problem.file}, line {problem.line}: {problem.message}")
     for shard in sorted(ledger.commits):
@@ -77,7 +77,7 @@ def _check_ledger_file(file: Path, ledger: LedgerReader) -> Iterator[Finding]:
                 commit = CommitLine.from_line(line)
             except WireError:
                 continue  # among the reader's problems
-            first = ledger.commits.get(commit.shard, commit)
-            if (first.xxh3, first.file_bytes) != (commit.xxh3, commit.file_bytes):
-                message = f"ledger/{file.name}, line {number} has xxh3 {commit.xxh3}; {first.xxh3} was committed before"
+            newest = ledger.commits.get(commit.shard, commit)
+            if (newest.xxh3, newest.header_xxh3) != (commit.xxh3, commit.header_xxh3):
+                message = f"ledger/{file.name}, line {number} says xxh3 {commit.xxh3}, the newest line {newest.xxh3}"
                 yield Finding(kind="committed_twice", message=message, shard=commit.shard)

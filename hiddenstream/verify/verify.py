@@ -40,7 +40,7 @@ def verify_run(paths: RunPaths) -> VerifyReport:
     findings += [
         Finding(kind="leftover", message=f"{file}: on its way in, or left by a sink that died")
         for file in _files_under(paths.incoming)
-        if file.suffix != ".lock"
+        if file.name != "lock"
     ]
     progress: Progress | None = None
     try:
