@@ -77,7 +77,7 @@ def line_of(content: bytes, **changed: Any) -> CommitLine:
 
 def append_line(paths: RunPaths, line: bytes, *, sink: str = "sink") -> None:
     """Append bytes to a sink's ledger."""
-    paths.ledger.mkdir(exist_ok=True)
+    paths.ledger.mkdir(parents=True, exist_ok=True)
     with open(paths.ledger / f"{sink}.jsonl", "ab") as ledger:
         ledger.write(line)
 
