@@ -92,6 +92,7 @@ class Plan:
         except (OSError, pa.ArrowException) as error:
             raise RunDirectoryError(f"the plan in {paths.plan} cannot be read: {error}") from error
         _refuse_other_schema(self.table)
+        self._ids = self.table["id"].combine_chunks()  # taking a few of a million from chunks takes 3 ms, not 0.02
         self._shard_of_row = self.table["shard"].to_numpy()
         planned = np.flatnonzero(self._shard_of_row >= 0)
         place = self.table["place"].to_numpy()
@@ -125,7 +126,7 @@ class Plan:
 
     def ids_of(self, shard: int) -> tuple[str, ...]:
         """Return the ids of a shard's samples, in order."""
-        return tuple(self.table["id"].take(pa.array(self.rows_of(shard))).to_pylist())
+        return tuple(self._ids.take(pa.array(self.rows_of(shard))).to_pylist())
 
     def token_counts_of(self, shard: int) -> npt.NDArray[np.int64]:
         """Return the tokens of each of a shard's samples, in order."""
@@ -165,7 +166,7 @@ class Plan:
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
         """Each planned id's shard and place in it, in the plan's order."""
-        ids = self.table["id"].take(pa.array(self._rows)).to_pylist()
+        ids = self._ids.take(pa.array(self._rows)).to_pylist()
         shards = self._shard_of_row[self._rows]
         places = self.table["place"].to_numpy()[self._rows]
         return {sample_id: (int(s), int(p)) for sample_id, s, p in zip(ids, shards, places, strict=True)}
