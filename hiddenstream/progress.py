@@ -61,6 +61,7 @@ class Progress:
         tokens_per_second: over the last five minutes of commits, or None before the second commit.
         eta_seconds: time that the rest takes at that rate, or None where there is no rate; 0 when complete.
         last_commit_time: ISO 8601, UTC, or None.
+        unreadable_ledger_lines: lines that count for nothing; ``hiddenstream verify`` names them.
     """
 
     run: str
@@ -82,6 +83,7 @@ class Progress:
     tokens_per_second: float | None
     eta_seconds: float | None
     last_commit_time: str | None
+    unreadable_ledger_lines: int
 
     @property
     def is_complete(self) -> bool:
@@ -113,10 +115,10 @@ def read_progress(paths: RunPaths) -> Progress:
         raise RunDirectoryError(
             f"{paths.samples} has {rows} rows, but planned + rejected + merged is {record.input_rows}; this is a bug"
         )
-    return progress_of(record, ledger.commits.values())
+    return progress_of(record, ledger.commits.values(), unreadable_ledger_lines=len(ledger.problems))
 
 
-def progress_of(record: RunRecord, commits: Iterable[CommitLine]) -> Progress:
+def progress_of(record: RunRecord, commits: Iterable[CommitLine], *, unreadable_ledger_lines: int = 0) -> Progress:
     """Count what the commits leave to do of the plan.
 
     Args:
@@ -155,6 +157,7 @@ def progress_of(record: RunRecord, commits: Iterable[CommitLine]) -> Progress:
         tokens_per_second=rate,
         eta_seconds=0.0 if len(done) == record.shards else (record.tokens - tokens) / rate if rate else None,
         last_commit_time=done[-1].time if done else None,
+        unreadable_ledger_lines=unreadable_ledger_lines,
     )
 
 

@@ -56,6 +56,8 @@ def progress_lines(progress: Progress) -> Iterator[str]:
         yield f"speed      {p.tokens_per_second:,.0f} tokens/s over the last commits{rest}"
     if p.last_commit_time is not None:
         yield f"last       commit at {p.last_commit_time}"
+    if p.unreadable_ledger_lines:
+        yield f"ledger     {p.unreadable_ledger_lines:,} lines cannot be read; `hiddenstream verify` names them"
     for worker, samples in sorted(p.committed_samples_by_worker.items()):
         yield f"worker     {worker}: {samples:,} samples"
     stages = (f"{stage.removesuffix('_seconds')} {seconds:,.1f} s" for stage, seconds in asdict(p.stages).items())

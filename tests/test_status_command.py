@@ -9,7 +9,7 @@ import pytest
 from hiddenstream.contracts.run import Quarantined
 from hiddenstream.status_command import duration, main
 from tests.factories import a_run, a_shard, store_shard
-from tests.run_helpers import commit_shard
+from tests.run_helpers import append_line, commit_shard
 
 
 @pytest.fixture
@@ -44,6 +44,15 @@ def test_a_complete_run_with_quarantined_samples_exits_with_3(paths, capsys):
 
     assert code == 3
     assert "1 quarantined (all_zero 1)" in capsys.readouterr().out
+
+
+def test_unreadable_ledger_lines_are_told(paths, capsys):
+    """A line that counts for nothing is not passed over in silence."""
+    append_line(paths, b"half a li\n")
+
+    main([str(paths.root)])
+
+    assert "1 lines cannot be read" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -150,6 +150,17 @@ def test_no_damage_to_a_line_goes_unseen(line):
         assert CommitLine.from_line(line) == COMMIT
 
 
+def test_no_bit_of_a_line_can_change_unseen():
+    """A digit that becomes another digit still gives valid JSON; the check tells."""
+    for place in range(len(COMMIT_BYTES) - 1):
+        for bit in range(8):
+            line = bytearray(COMMIT_BYTES)
+            line[place] ^= 1 << bit
+
+            with pytest.raises(WireError):
+                CommitLine.from_line(bytes(line))
+
+
 def with_check(body: bytes) -> bytes:
     return body[:-1] + f',"check":"{xxhash.xxh3_64_hexdigest(body)}"}}\n'.encode()
 
