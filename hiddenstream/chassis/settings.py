@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ def read_settings(
         SystemExit: ``--help`` was asked for and printed.
     """
     parser = _parser(kind, command)
-    given = vars(parser.parse_args(list(arguments)))
+    given = vars(parser.parse_args(_switches_spelled_out(kind, arguments)))
     values: dict[str, Any] = {}
     for field in _fields(kind):
         text = given.get(field.name)
@@ -109,6 +110,16 @@ def _parser(kind: type[Any], command: str) -> argparse.ArgumentParser:
             action = "append" if field.metadata["is_repeated"] else "store"
             parser.add_argument(_flag(field), dest=field.name, help=about, action=action)
     return parser
+
+
+def _switches_spelled_out(kind: type[Any], arguments: Sequence[str]) -> list[str]:
+    """Give a bare switch its "yes", or argparse would take the argument after it for its value."""
+    switches = {_flag(field) for field in _fields(kind) if field.metadata["parse"] is is_on}
+    words = ("1", "yes", "true", "on", "0", "no", "false", "off")
+    return [
+        f"{argument}=yes" if argument in switches and following.lower() not in words else argument
+        for argument, following in zip_longest(arguments, arguments[1:], fillvalue="")
+    ]
 
 
 def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...]:

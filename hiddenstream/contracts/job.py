@@ -72,7 +72,7 @@ class ExtractionJob:
             schema = wire.get("schema")
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise WireError(f"job is not a msgpack map: {error!r}") from error
-        if schema != SCHEMA:
+        if type(schema) is not int or schema != SCHEMA:
             raise WireError(f"job schema {schema!r} is not {SCHEMA}: producer and worker are of different versions")
         try:
             job = cls(

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # safe as part of a key, a URL and a job id
+_JOB_ID = re.compile(r".+-([0-9]{6,18})-[A-Za-z0-9_]+")
 LEASE_SECONDS = 5.0  # with SUSPECT_SECONDS and a scan, a dead worker's shard is back on the queue in 8 s
 LEASE_REFRESH_SECONDS = 1.0
 SUSPECT_SECONDS = 2.0  # longer than a refresh: leases that an emptied Redis lost are back by then
@@ -42,7 +43,10 @@ def job_id(queue: str, shard: int, delivery: str) -> str:
 
 def shard_of_job(identifier: str) -> int:
     """Return the shard that a job id of :func:`job_id` names. Raises ValueError on any other id."""
-    return int(identifier.rsplit("-", 2)[1])
+    matched = _JOB_ID.fullmatch(identifier)
+    if not matched:
+        raise ValueError(f"{identifier!r} names no delivery of a shard")
+    return int(matched[1])
 
 
 def lease_key(queue: str, shard: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from hiddenstream.contracts.checked import checked, refuse_time_without_zone
 from hiddenstream.contracts.errors import WireError
 
 FORMAT_VERSION = 1
@@ -149,8 +150,7 @@ class RunRecord:
         """Rebuild a record, or refuse it.
 
         Raises:
-            WireError: not JSON, another format version, a field missing or of another type, or a fingerprint
-                that does not fit the identity.
+            WireError: not JSON, another format version, a field amiss, or a fingerprint of another identity.
         """
         try:
             wire = json.loads(text)
@@ -161,11 +161,12 @@ class RunRecord:
             identity = _identity(wire.pop("identity"))
             record = cls(
                 identity=identity,
-                settings=PlanSettings(**wire.pop("settings")),
-                sources=tuple(DataSource(**source) for source in wire.pop("sources")),
+                settings=checked(PlanSettings(**wire.pop("settings"))),
+                sources=tuple(checked(DataSource(**source)) for source in wire.pop("sources")),
                 **wire,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            checked(record)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise WireError(f"run.json is malformed: {error!r}") from error
         if fingerprint != identity.fingerprint:
             raise WireError(f"run.json says fingerprint {fingerprint}, its identity gives {identity.fingerprint}")
@@ -173,7 +174,10 @@ class RunRecord:
 
 
 def _identity(wire: Mapping[str, Any]) -> RunIdentity:
-    return RunIdentity(**{**wire, "taps": tuple(wire["taps"])})
+    identity = checked(RunIdentity(**{**wire, "taps": tuple(wire["taps"])}))
+    if identity.stored_dtype not in DTYPES or identity.compute_dtype not in DTYPES:
+        raise ValueError(f"dtypes {identity.compute_dtype!r}, {identity.stored_dtype!r}; known are {DTYPES}")
+    return identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +242,9 @@ class CommitLine:
             raise WireError(f"ledger line is torn or altered: {line[:80]!r}")
         try:
             wire = json.loads(body + b"}")
-            return cls(**{**wire, "quarantined": tuple(Quarantined(**entry) for entry in wire["quarantined"])})
-        except (KeyError, TypeError, ValueError) as error:
+            quarantined = tuple(checked(Quarantined(**entry)) for entry in wire["quarantined"])
+            commit = checked(cls(**{**wire, "quarantined": quarantined}))
+            refuse_time_without_zone(commit.time)
+            return commit
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise WireError(f"ledger line is malformed: {error!r}") from error

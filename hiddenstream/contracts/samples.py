@@ -41,12 +41,16 @@ class PackedSamples:
             )
         if n and int(self.token_counts.min()) < 1:
             raise WireError("a sample without tokens")
+        if n and int(self.token_counts.max()) > self.tokens.size:  # also keeps the sum below from wrapping around
+            raise WireError(f"a sample of {int(self.token_counts.max())} tokens; {self.tokens.size} are here")
         if int(self.token_counts.sum()) != self.tokens.size:
             raise WireError(f"counts name {int(self.token_counts.sum())} tokens, {self.tokens.size} are here")
         if not np.all((self.mask_counts == 0) | (self.mask_counts == self.token_counts)):
             raise WireError("a mask of another length than its sample")
         if int(self.mask_counts.sum()) != self.masks.size:
             raise WireError(f"counts name {int(self.mask_counts.sum())} mask values, {self.masks.size} are here")
+        if self.masks.size and int(self.masks.max()) > 1:
+            raise WireError(f"a mask holds {int(self.masks.max())}; masks hold 0 and 1")
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from hiddenstream.contracts.checked import checked
 from hiddenstream.contracts.errors import WireError
 from hiddenstream.contracts.run import DTYPE_BYTES, Quarantined
 from hiddenstream.contracts.samples import PackedSamples
@@ -188,22 +189,20 @@ def decode_header(header: bytes) -> tuple[ShardLayout, ShardMetadata]:
         described = json.loads(header[8:])
         told = described.pop("__metadata__")
         metadata = ShardMetadata(
-            format_version=int(told["format_version"]),
-            run=str(told["run"]),
-            fingerprint=str(told["fingerprint"]),
-            plan_id=str(told["plan_id"]),
-            shard=int(told["shard"]),
-            delivery=str(told["delivery"]),
-            digest=str(told["digest"]),
-            taps=tuple(map(str, json.loads(told["taps"]))),
-            xxh3=str(told["xxh3"]),
-            sample_ids=tuple(map(str, json.loads(told["sample_ids"]))),
-            quarantined=tuple(
-                Quarantined(id=str(q["id"]), reason=str(q["reason"]), detail=str(q["detail"]))
-                for q in json.loads(told["quarantined"])
-            ),
-            made_by=dict(json.loads(told["made_by"])),
+            format_version=_decimal(told["format_version"]),
+            run=told["run"],
+            fingerprint=told["fingerprint"],
+            plan_id=told["plan_id"],
+            shard=_decimal(told["shard"]),
+            delivery=told["delivery"],
+            digest=told["digest"],
+            taps=tuple(json.loads(told["taps"])),
+            xxh3=told["xxh3"],
+            sample_ids=tuple(json.loads(told["sample_ids"])),
+            quarantined=tuple(checked(Quarantined(**entry)) for entry in json.loads(told["quarantined"])),
+            made_by=json.loads(told["made_by"]),
         )
+        checked(metadata)
         places = {name: _decode_place(place) for name, place in described.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WireError(f"shard header is malformed: {error!r}") from error
@@ -215,6 +214,12 @@ def decode_header(header: bytes) -> tuple[ShardLayout, ShardMetadata]:
             raise WireError(f"tensors of a shard overlap or leave a gap at byte {end}")
         end = place.end
     return ShardLayout(tensors=places), metadata
+
+
+def _decimal(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def _decode_place(described: Mapping[str, Any]) -> TensorPlace:

@@ -8,6 +8,7 @@ stored under that name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from hiddenstream.contracts.errors import UsageError
@@ -15,6 +16,7 @@ from hiddenstream.contracts.errors import UsageError
 EMBEDDING = "embedding"
 FINAL = "final"
 PRESETS = "dflash:K, eagle3, all"
+_BLOCK_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def tap_depth(tap: str) -> int:
@@ -26,7 +28,7 @@ def tap_depth(tap: str) -> int:
     if tap == EMBEDDING:
         return -1
     prefix, _, number = tap.partition(".")
-    if prefix != "block" or not number.isdecimal():
+    if prefix != "block" or not _BLOCK_NUMBER.fullmatch(number):
         raise UsageError(f"{tap!r} is not a tap; taps are 'embedding' and 'block.K'")
     return int(number)
 
@@ -74,7 +76,7 @@ def _word_depth(word: str, num_blocks: int) -> int:
     if word == FINAL:
         return num_blocks - 1
     number = word.removeprefix("block.")
-    if not number.lstrip("-").isdecimal():
+    if not _BLOCK_NUMBER.fullmatch(number.removeprefix("-")):
         raise UsageError(
             f"--layers: {word!r} is neither a block number, 'embedding', 'final', nor a preset ({PRESETS})"
         )
@@ -90,9 +92,11 @@ def _preset_depths(preset: str, num_blocks: int) -> list[int]:
     if preset == "eagle3":
         return _uncollapsed(preset, [1, num_blocks // 2 - 1, num_blocks - 4], num_blocks)
     count_text = preset.removeprefix("dflash:")
-    if not count_text.isdecimal() or int(count_text) < 1:
+    if not _BLOCK_NUMBER.fullmatch(count_text) or int(count_text) < 1:
         raise UsageError(f"--layers {preset!r}: dflash wants a count of 1 or more, as in dflash:5")
     count = int(count_text)
+    if count > num_blocks:
+        raise UsageError(f"--layers {preset!r}: this model has {num_blocks} blocks only")
     if count == 1:
         return [num_blocks // 2]
     first, last = 1, num_blocks - 3

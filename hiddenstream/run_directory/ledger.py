@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from hiddenstream.contracts.errors import WireError
+from hiddenstream.contracts.errors import RunDirectoryError, WireError
 from hiddenstream.contracts.run import CommitLine
 
 
@@ -21,11 +22,12 @@ class LedgerProblem:
 class LedgerReader:
     """Follows every ``*.jsonl`` of a ledger folder.
 
-    A last line without its newline is being written and is left for the next :meth:`poll`.
+    A last line without its newline is being written and is left for the next :meth:`poll`, which raises
+    RunDirectoryError where a ledger cannot be read.
 
     Attributes:
-        commits: the latest commit line of each shard, since a damaged file may have been replaced by another
-            one; in the order in which the shards were first read.
+        commits: one commit line of each shard, in the order the shards were first read. Where a shard's file was
+            lost or damaged and made again, the line with the newest time, whose bytes are those on disk.
         problems: lines that could not be read, each once.
     """
 
@@ -40,9 +42,12 @@ class LedgerReader:
         """Read what was appended since the last call; return the commits of shards new to it."""
         fresh: list[CommitLine] = []
         for file in sorted(self._folder.glob("*.jsonl")):
-            with open(file, "rb") as ledger:
-                ledger.seek(self._read_bytes.get(file, 0))
-                text = ledger.read()
+            try:
+                with open(file, "rb") as ledger:
+                    ledger.seek(self._read_bytes.get(file, 0))
+                    text = ledger.read()
+            except OSError as error:
+                raise RunDirectoryError(f"the ledger {file} cannot be read: {error}") from error
             whole = text[: text.rfind(b"\n") + 1]
             self._read_bytes[file] = self._read_bytes.get(file, 0) + len(whole)
             for line in whole.splitlines(keepends=True):
@@ -55,6 +60,10 @@ class LedgerReader:
                 known = self.commits.get(commit.shard)
                 if known is None:
                     fresh.append(commit)
-                if known is None or commit.time > known.time:
+                if known is None or _is_newer(commit, known):
                     self.commits[commit.shard] = commit
         return fresh
+
+
+def _is_newer(commit: CommitLine, known: CommitLine) -> bool:
+    return datetime.fromisoformat(commit.time) > datetime.fromisoformat(known.time)

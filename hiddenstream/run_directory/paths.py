@@ -79,7 +79,7 @@ class RunPaths:
             return RunRecord.from_json(self.run_json.read_bytes())
         except FileNotFoundError as error:
             raise RunDirectoryError(f"{self.root} holds no run: there is no run.json in it") from error
-        except WireError as error:
+        except (OSError, WireError) as error:
             raise RunDirectoryError(f"{self.run_json}: {error}") from error
 
 

@@ -1,0 +1,1 @@
+"""Checking a run directory against itself: plan, ledger, every byte of every shard."""
