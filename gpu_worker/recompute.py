@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from hiddenstream.sample import Sample
 
 import hiddenstream
 from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.taps import tap_depth
 from hiddenstream.model_reference import resolve_model
+from hiddenstream.sample import Sample
 
 # Relative L2 that two right ways of computing a state may differ by. float32: 2e-7 was measured; bfloat16: 5e-4 to
 # 4e-3 between alone and padded on a CPU (huggingface/transformers 5.24); float16 has eight times its precision.

@@ -1,7 +1,5 @@
 """The sink's settings."""
 
-# ruff: noqa: RUF009  setting() makes a field
-
 from __future__ import annotations
 
 import re

@@ -7,9 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from producer.resume import ensure_plan
-from producer.settings import PlanFlags
-
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import start_logging
 from hiddenstream.chassis.settings import from_process, setting, whole_number
@@ -19,6 +16,8 @@ from hiddenstream.local.report import Bar, recompute_report, say, summary
 from hiddenstream.progress import Progress, progress_of
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths, producer_lock
+from producer.resume import ensure_plan
+from producer.settings import PlanFlags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
