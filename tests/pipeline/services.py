@@ -110,11 +110,15 @@ class Services:
         secret = ["--token-file", str(self.token_file)]
         return self.start(name, "gpu_worker", *where, *secret, "--name", name, "--device", "cpu", *arguments)
 
-    def commits(self) -> int:
-        """Return how many shards are committed."""
+    def committed(self) -> set[int]:
+        """Return the shards that are committed."""
         ledger = LedgerReader(self.paths.ledger)
         ledger.poll()
-        return len(ledger.commits)
+        return set(ledger.commits)
+
+    def commits(self) -> int:
+        """Return how many shards are committed."""
+        return len(self.committed())
 
     def client(self) -> redis.Redis:
         """Return a client of the queue's Redis."""
@@ -125,12 +129,20 @@ class Services:
         record = self.paths.read_record()
         return queue_name(record.run, record.identity.fingerprint)
 
-    def leased_by(self, worker: str) -> bool:
-        """Whether *worker* holds a lease now."""
+    def leased_shards(self, worker: str) -> set[int]:
+        """Return the shards that *worker* holds a lease on now."""
         client = self.client()
         keys = list(client.scan_iter(match="*:lease:*", count=1000))
         holders = client.mget(keys) if keys else []
-        return any(holder is not None and holder.startswith(f"{worker}:".encode()) for holder in holders)
+        return {
+            int(key.rpartition(b":")[2])
+            for key, holder in zip(keys, holders, strict=True)
+            if holder is not None and holder.startswith(f"{worker}:".encode())
+        }
+
+    def leased_by(self, worker: str) -> bool:
+        """Whether *worker* holds a lease now."""
+        return bool(self.leased_shards(worker))
 
     def executions(self) -> int:
         """Return how many deliveries were computed, by the workers' logs."""
