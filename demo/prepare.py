@@ -37,6 +37,7 @@ def prepare(folder: Path) -> None:
 
 def convert_model(folder: Path) -> None:
     """Read the GGUF file through transformers and write an ordinary checkpoint."""
+    os.environ["TQDM_DISABLE"] = "1"  # its reader has a bar of its own that nothing else turns off
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
