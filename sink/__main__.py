@@ -1,7 +1,7 @@
-"""``python -m sink``."""
+"""``python -m sink`` equals ``hiddenstream sink``."""
 
 import sys
 
-from sink.serve import main
+from hiddenstream.cli import run_command
 
-sys.exit(main())
+sys.exit(run_command("sink", sys.argv[1:]))
