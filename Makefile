@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo-inputs
 
-.PHONY: run test check format setup clean
+.PHONY: run test check format docs setup clean
 
 run: setup                        ## the main job on real input: SmolLM2-135M over 200 conversations, on the CPU
 	$(BIN)/python -m demo.prepare $(DEMO)
@@ -23,6 +23,9 @@ check: setup                      ## types and style
 format: setup                     ## put the style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup                       ## the tables of docs/operations.md
+	$(BIN)/python -m docs.generate
 
 setup: $(VENV)/.ready             ## the virtual environment in .venv
 
