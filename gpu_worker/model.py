@@ -15,8 +15,7 @@ import torch
 import transformers
 from torch import nn
 
-from gpu_worker.batching import padded_batch
-from gpu_worker.taps import captured_taps
+from gpu_worker.canary import refuse_unfit_taps
 from hiddenstream.chassis.logs import log
 from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.run import RunRecord
@@ -63,26 +62,28 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_model(record: RunRecord, model: str, device: torch.device) -> LoadedModel:
-    """Load and warm the backbone of a run's model.
+    """Load, check and warm the backbone of a run's model.
 
     Args:
         record: the run: taps, compute dtype and numbers that the model must have.
         model: path or hub id where the worker finds it; its content has been checked already.
 
     Raises:
-        ModelError: weights are missing, the width is another, or a tap is not [rows, tokens, width].
+        ModelError: weights are missing, the width is another, a tap is not [rows, tokens, width], or states depend on
+            what else is in the batch.
     """
     taps = record.identity.taps
     started = time.monotonic()
     blocks_needed = max(tap_depth(taps[-1]) + 1, 1)
     backbone, blocks = _load(record, model, device, keep=blocks_needed)
     loaded = time.monotonic()
+    longest_tokens = min(record.settings.max_length, record.settings.token_budget // 2)  # two rows fill a batch
     try:
-        _warm(backbone, blocks, record, device)
+        refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
     except IndexError as error:  # a family that counts blocks by its configuration
         log(_LOGGER, MODEL_CUT_REFUSED, {"message": str(error)}, level=logging.WARNING)
         backbone, blocks = _load(record, model, device, keep=record.num_blocks)
-        _warm(backbone, blocks, record, device)
+        refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
     result = LoadedModel(
         backbone=backbone,
         blocks=blocks,
@@ -107,7 +108,10 @@ def load_model(record: RunRecord, model: str, device: torch.device) -> LoadedMod
 def _load(record: RunRecord, model: str, device: torch.device, *, keep: int) -> tuple[nn.Module, nn.ModuleList]:
     dtype = TORCH_DTYPES[record.identity.compute_dtype]
     config = transformers.AutoConfig.from_pretrained(model, revision=record.revision)
-    family = transformers.AutoModel._model_mapping[type(config.get_text_config())]
+    try:
+        family = transformers.AutoModel._model_mapping[type(config.get_text_config())]
+    except KeyError as error:
+        raise ModelError(f"--model {model}: transformers has no text backbone for {type(config).__name__}") from error
     found: list[nn.ModuleList] = []
     try:
         backbone, report = _cut_class(family, keep, found).from_pretrained(
@@ -165,19 +169,3 @@ def find_blocks(backbone: nn.Module, count: int) -> nn.ModuleList:
 
 def _holds(outer: nn.Module, inner: nn.Module) -> bool:
     return any(module is inner for module in outer.modules())
-
-
-@torch.inference_mode()
-def _warm(backbone: nn.Module, blocks: nn.ModuleList, record: RunRecord, device: torch.device) -> None:
-    """Run two small passes, and refuse a model whose taps have another shape than the run expects."""
-    identity = record.identity
-    for rows in ([[1]], [[1, 2, 3], [1]]):
-        ids_BT = padded_batch([torch.tensor(row, dtype=torch.int32).numpy() for row in rows], device)
-        with captured_taps(blocks, identity.taps) as captured:
-            backbone(input_ids=ids_BT, use_cache=False)
-        for tap in identity.taps:
-            if tap not in captured:
-                raise ModelError(f"{tap} was never reached in a forward pass of {type(backbone).__name__}")
-            expected = (*ids_BT.shape, identity.hidden_size)
-            if tuple(captured[tap].shape) != expected:
-                raise ModelError(f"{tap} has shape {tuple(captured[tap].shape)}; expected {expected}")

@@ -132,20 +132,44 @@ def compare(plain: Any, sample: Sample) -> list[tuple[str, float, float]]:
 def plain_states(plain: Any, input_ids: Any, taps: tuple[str, ...]) -> dict[str, Any]:
     """Return each tap of one sample, float64 [S, H], by transformers' own ``hidden_states``.
 
-    The last block's output is taken by a hook: transformers gives its normed form there.
+    Their numbering is found out, not assumed: it begins with what enters block 0, but in some families (mamba) with
+    what leaves it. The last block's output is taken by a hook, since transformers gives its normed form.
     """
-    last_block = plain.config.get_text_config().num_hidden_layers - 1
-    raw: list[Any] = []
-    handle = _blocks_of(plain, last_block + 1)[-1].register_forward_hook(
-        lambda _block, _arguments, output: raw.append(output[0] if isinstance(output, tuple) else output)
-    )
+    blocks = _blocks_of(plain, plain.config.get_text_config().num_hidden_layers)
+    seen: dict[str, Any] = {}
+    handles = [
+        blocks[0].register_forward_pre_hook(_keeps_input(seen), with_kwargs=True),
+        blocks[0].register_forward_hook(_keeps_output(seen, "first")),
+        blocks[-1].register_forward_hook(_keeps_output(seen, "last")),
+    ]
     try:
         ids = torch.from_numpy(np.array(input_ids, np.int64))[None].to(plain.device)
         states = plain(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
     finally:
-        handle.remove()
-    chosen = {tap: raw[-1] if tap_depth(tap) == last_block else states[tap_depth(tap) + 1] for tap in taps}
-    return {tap: state[0].double().cpu().numpy() for tap, state in chosen.items()}
+        for handle in handles:
+            handle.remove()
+    shift = 0 if torch.equal(states[0], seen["first"]) else 1
+    chosen = {}
+    for tap in taps:
+        depth = tap_depth(tap)
+        inner = seen["entering"] if depth < 0 else states[depth + shift]
+        state = seen["last"] if depth == len(blocks) - 1 else inner
+        chosen[tap] = state[0].double().cpu().numpy()
+    return chosen
+
+
+def _keeps_input(seen: dict[str, Any]) -> Any:
+    def keep(_block: Any, arguments: Any, named: Any) -> None:
+        seen["entering"] = arguments[0] if arguments else named["hidden_states"]
+
+    return keep
+
+
+def _keeps_output(seen: dict[str, Any], name: str) -> Any:
+    def keep(_block: Any, _arguments: Any, output: Any) -> None:
+        seen[name] = output[0] if isinstance(output, tuple) else output
+
+    return keep
 
 
 def _blocks_of(plain: Any, count: int) -> Any:

@@ -18,14 +18,17 @@ from hiddenstream.contracts.taps import tap_depth
 
 @contextmanager
 def captured_taps(blocks: nn.ModuleList, taps: tuple[str, ...]) -> Iterator[dict[str, Tensor]]:
-    """Collect *taps* of every forward pass made inside the context; no hook outlives it.
+    """Collect *taps* of the one forward pass made inside the context; no hook outlives it.
 
     Args:
         blocks: the decoder blocks, from block 0 on.
         taps: names of :mod:`hiddenstream.contracts.taps`.
 
     Yields:
-        A mapping that a forward pass fills: tap to [B, T, D], a reference, not a copy.
+        A mapping that the forward pass fills: tap to [B, T, D], a reference, not a copy.
+
+    Raises:
+        ModelError: from the forward pass, where a tap is no such tensor, or is reached twice.
     """
     captured: dict[str, Tensor] = {}
     handles = []
@@ -44,16 +47,22 @@ def captured_taps(blocks: nn.ModuleList, taps: tuple[str, ...]) -> Iterator[dict
 
 def _keep_input(captured: dict[str, Tensor], tap: str) -> Any:
     def keep(_block: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        captured[tap] = hidden_of(arguments[0] if arguments else named["hidden_states"], tap)
+        _put(captured, tap, arguments[0] if arguments else named["hidden_states"])
 
     return keep
 
 
 def _keep_output(captured: dict[str, Tensor], tap: str) -> Any:
     def keep(_block: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:  # a value would replace the output
-        captured[tap] = hidden_of(output, tap)
+        _put(captured, tap, output)
 
     return keep
+
+
+def _put(captured: dict[str, Tensor], tap: str, output: Any) -> None:
+    if tap in captured:
+        raise ModelError(f"{tap} is reached more than once in a forward pass: this model runs blocks in a loop")
+    captured[tap] = hidden_of(output, tap)
 
 
 def hidden_of(output: Any, tap: str) -> Tensor:
