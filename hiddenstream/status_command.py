@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hiddenstream.chassis.settings import from_process, is_on, setting
-from hiddenstream.command_errors import exit_code_of
 from hiddenstream.progress import Progress, read_progress
 from hiddenstream.run_directory.paths import RunPaths
 
@@ -23,10 +22,6 @@ class StatusSettings:
 
 def main(arguments: Sequence[str]) -> int:
     """Print a run's progress; return the exit code."""
-    return exit_code_of(lambda: _status(arguments))
-
-
-def _status(arguments: Sequence[str]) -> int:
     settings = from_process(StatusSettings, command="hiddenstream status", arguments=arguments)
     progress = read_progress(RunPaths(settings.run_directory))
     if settings.json:

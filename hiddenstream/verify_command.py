@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from hiddenstream.chassis.settings import from_process, is_on, setting, whole_number
-from hiddenstream.command_errors import exit_code_of
 from hiddenstream.contracts.errors import UsageError
 from hiddenstream.run_directory.paths import RunPaths
 from hiddenstream.status_command import progress_lines
@@ -48,10 +47,6 @@ class RecomputeReport(Protocol):
 
 def main(arguments: Sequence[str]) -> int:
     """Verify a run directory and print what was found; return the exit code."""
-    return exit_code_of(lambda: _verify(arguments))
-
-
-def _verify(arguments: Sequence[str]) -> int:
     settings = from_process(VerifySettings, command="hiddenstream verify", arguments=arguments)
     report = verify_run(RunPaths(settings.run_directory))
     recomputed = recompute(settings) if settings.recompute and not report.damage else None

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from hiddenstream.cli import run_command
 from hiddenstream.contracts.run import Quarantined
-from hiddenstream.status_command import duration, main
+from hiddenstream.status_command import duration
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import append_line, commit_shard
 
@@ -21,7 +22,7 @@ def test_an_unfinished_run_exits_with_4(paths, capsys):
     """The counts add up in one line, in words."""
     store_shard(paths, 0)
 
-    code = main([str(paths.root)])
+    code = run_command("status", [str(paths.root)])
 
     assert code == 4
     assert "3 planned = 2 committed + 0 quarantined + 1 to do" in capsys.readouterr().out
@@ -32,7 +33,7 @@ def test_a_complete_run_exits_with_0(paths):
     store_shard(paths, 0)
     store_shard(paths, 1)
 
-    assert main([str(paths.root)]) == 0
+    assert run_command("status", [str(paths.root)]) == 0
 
 
 def test_a_complete_run_with_quarantined_samples_exits_with_3(paths, capsys):
@@ -40,7 +41,7 @@ def test_a_complete_run_with_quarantined_samples_exits_with_3(paths, capsys):
     commit_shard(paths, a_shard(paths, 0, quarantined=[Quarantined(id="s1", reason="all_zero", detail="")]))
     store_shard(paths, 1)
 
-    code = main([str(paths.root)])
+    code = run_command("status", [str(paths.root)])
 
     assert code == 3
     assert "1 quarantined (all_zero 1)" in capsys.readouterr().out
@@ -50,7 +51,7 @@ def test_unreadable_ledger_lines_are_told(paths, capsys):
     """A line that counts for nothing is not passed over in silence."""
     append_line(paths, b"half a li\n")
 
-    main([str(paths.root)])
+    run_command("status", [str(paths.root)])
 
     assert "1 lines cannot be read" in capsys.readouterr().out
 
@@ -60,7 +61,7 @@ def test_json_is_one_object(paths, capsys, order):
     """--json prints the same facts for programs, before or after the directory."""
     store_shard(paths, 0)
 
-    main([str(paths.root), "--json"][::order])
+    run_command("status", [str(paths.root), "--json"][::order])
 
     told = json.loads(capsys.readouterr().out)
     assert (told["committed_samples"], told["to_do_samples"], told["is_complete"]) == (2, 1, False)
@@ -68,7 +69,11 @@ def test_json_is_one_object(paths, capsys, order):
 
 def test_no_run_exits_with_1_and_a_wrong_flag_with_2(tmp_path, capsys):
     """Errors go to standard error, in one line that names the thing."""
-    codes = [main([str(tmp_path)]), main([]), main([str(tmp_path), "--jason"])]
+    codes = [
+        run_command("status", [str(tmp_path)]),
+        run_command("status", []),
+        run_command("status", [str(tmp_path), "--jason"]),
+    ]
 
     assert codes == [1, 2, 2]
     told = capsys.readouterr()

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from hiddenstream.cli import run_command
 from hiddenstream.contracts.run import Quarantined
-from hiddenstream.verify_command import main
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import commit_shard
 from tests.verify_helpers import flip, tensor_begin
@@ -31,19 +31,19 @@ def test_quarantined_samples_show_in_the_exit_code(tmp_path):
     commit_shard(paths, a_shard(paths, 0, quarantined=[bad]))
     store_shard(paths, 1)
 
-    assert main([str(paths.root)]) == 3
+    assert run_command("verify", [str(paths.root)]) == 3
 
 
 def test_the_command_names_damage_and_exits_with_1(paths, capsys):
     """People read a line for each damaged place; programs the same as JSON."""
     flip(paths.shard(1), tensor_begin(paths, 1, "hidden_states"))
 
-    codes = main([str(paths.root)]), main(["--json", str(paths.root)])
+    codes = run_command("verify", [str(paths.root)]), run_command("verify", ["--json", str(paths.root)])
 
     lines, _, rest = capsys.readouterr().out.partition("\n{")
     told = json.loads("{" + rest)
     assert codes == (1, 1)
-    assert "DAMAGE tensors_altered: shard 1:" in lines
+    assert "DAMAGE tensors_altered in shard 1:" in lines
     assert tuple(told["findings"][0][key] for key in ("kind", "shard", "is_damage")) == ("tensors_altered", 1, True)
     assert (told["is_good"], told["is_complete"]) == (False, True)
 
@@ -69,7 +69,7 @@ def test_recomputing_decides_the_exit_code(paths, capsys, monkeypatch, is_within
     worker = FakeRecompute(is_within=is_within)
     monkeypatch.setitem(sys.modules, "gpu_worker.recompute", worker)
 
-    ended = main([str(paths.root), "--recompute", "5", "--model", "m"])
+    ended = run_command("verify", [str(paths.root), "--recompute", "5", "--model", "m"])
 
     assert code == ended
     assert {"run_directory": paths.root, "count": 5, "model": "m", "seed": 0} == worker.asked

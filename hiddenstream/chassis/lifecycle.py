@@ -14,10 +14,15 @@ PR_SET_PDEATHSIG = 1
 
 
 class StopRequest:
-    """Set by SIGTERM and SIGINT. What runs looks at it, or waits on it instead of sleeping."""
+    """Set by SIGTERM and SIGINT. What runs looks at it, or waits on it instead of sleeping.
+
+    Attributes:
+        is_urgent: whether a second signal came: leave what is under way.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self.is_urgent = False
 
     def install(self) -> StopRequest:
         """Take SIGTERM and SIGINT for a request to stop. Main thread only."""
@@ -26,6 +31,7 @@ class StopRequest:
         return self
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_urgent = self._event.is_set()
         self._event.set()
 
     def set(self) -> None:

@@ -13,6 +13,7 @@ from hiddenstream.contracts.errors import QueueError, UsageError
 REDIS_WAITED_FOR = "redis_waited_for"
 REDIS_REACHED = "redis_reached"
 REDIS_ERRORS = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, redis.ReadOnlyError)
+_OLDEST = (6, 2)  # BLMOVE: with an older one RQ takes a job off the queue before it is anywhere else
 _LOGGER = logging.getLogger("hiddenstream.redis")
 
 
@@ -38,7 +39,7 @@ def wait_for_redis(client: redis.Redis, stop: StopRequest) -> bool:
     waited_seconds = 0.0
     while not stop.is_set():
         try:
-            refuse_eviction(client)
+            refuse_unfit(client)
         except redis.AuthenticationError as error:
             raise QueueError(f"Redis refuses the user or password in --redis: {error}") from error
         except REDIS_ERRORS as error:
@@ -54,12 +55,17 @@ def wait_for_redis(client: redis.Redis, stop: StopRequest) -> bool:
     return False
 
 
-def refuse_eviction(client: redis.Redis) -> None:
+def refuse_unfit(client: redis.Redis) -> None:
     """Refuse a Redis that may throw jobs or leases away.
 
     Raises:
-        QueueError: its ``maxmemory-policy`` is not ``noeviction``.
+        QueueError: its ``maxmemory-policy`` is not ``noeviction``, or it is older than 6.2.
     """
+    version = str(client.info("server").get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        raise QueueError(
+            f"Redis is of version {version}; 6.2 or newer is needed, since older ones cannot move a job whole"
+        )
     policy = client.info("memory").get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise QueueError(

@@ -65,7 +65,7 @@ def read_settings(
                 text = text.split(",")
         if text in (None, []):
             if field.default is dataclasses.MISSING:
-                raise UsageError(f"{command}: {_flag(field)} is required (or set {variable})")
+                raise UsageError(f"{_flag(field)} is required (or set {variable}); try {command} --help")
             values[field.name] = field.default
             continue
         values[field.name] = _parsed(field, text, source)
@@ -87,20 +87,27 @@ def refuse_unknown_environment(environment: Mapping[str, str], known: Sequence[t
 def describe(kind: type[Any]) -> list[tuple[str, str, str]]:
     """Return (flag, default, meaning) of each setting of *kind*, for documents and their test."""
     return [
-        (_flag(f), "required" if f.default is dataclasses.MISSING else str(f.default), f.metadata["means"])
+        (_flag(f), "required" if f.default is dataclasses.MISSING else _shown(f.default), f.metadata["means"])
         for f in _fields(kind)
     ]
 
 
+def _shown(default: Any) -> str:
+    """Return a default as a user would write it."""
+    if isinstance(default, tuple) and len(default) == 2:  # an address
+        return f"{default[0]}:{default[1]}"
+    return str(default)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise UsageError(f"{self.prog}: {message}; try {self.prog} --help")
+        raise UsageError(f"{message}; try {self.prog} --help")
 
 
 def _parser(kind: type[Any], command: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=command, description=kind.__doc__, allow_abbrev=False)
     for field in _fields(kind):
-        default = "" if field.default in (None, dataclasses.MISSING, ()) else f" (default: {field.default})"
+        default = "" if field.default in (None, dataclasses.MISSING, ()) else f" (default: {_shown(field.default)})"
         about = (field.metadata["means"] + default).replace("%", "%%")
         if field.metadata["is_argument"]:
             parser.add_argument(field.name, help=about, metavar=field.name.upper(), nargs="?")

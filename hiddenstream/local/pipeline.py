@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from hiddenstream.run_directory.paths import RunPaths
 _LOOK_SECONDS = 0.25
 _DRAIN_SECONDS = 600.0  # a worker finishes the shard in hand; a second Ctrl-C ends the wait
 _STOP_SECONDS = 40.0
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")  # one entry for each NVIDIA GPU, by the kernel's driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,16 @@ class Pipeline:
         for number in range(plan.workers):
             specs[f"worker-{number}"] = [*worker, "--name", f"worker-{number}"]
         environment = _environment(plan.workers)
+        gpus = visible_gpus(os.environ) if plan.device in ("auto", "cuda") else []
         self._children = {
             name: Child(
-                ChildSpec(name=name, command=command, environment=environment, ends_well=_ends_well(name)), paths.logs
+                ChildSpec(
+                    name=name,
+                    command=command,
+                    environment={**environment, **_gpu_of(name, gpus)},
+                    ends_well=_ends_well(name),
+                ),
+                paths.logs,
             )
             for name, command in specs.items()
             if command is not None
@@ -125,6 +133,21 @@ class Pipeline:
             if name in self._children:
                 self._children[name].stop(patience_seconds=_STOP_SECONDS)
         self._scratch.cleanup()
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return what CUDA may use here, one entry for each GPU, without starting CUDA."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
+    return [str(number) for number, _ in enumerate(_GPU_FOLDER.iterdir())] if _GPU_FOLDER.is_dir() else []
+
+
+def _gpu_of(name: str, gpus: list[str]) -> dict[str, str]:
+    """Give each worker a GPU of its own, in turn where there are more workers than GPUs."""
+    if not gpus or not name.startswith("worker-"):
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": gpus[int(name.removeprefix("worker-")) % len(gpus)]}
 
 
 def _ends_well(name: str) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from tqdm import tqdm
@@ -10,6 +11,7 @@ from hiddenstream.contracts.run import RunRecord
 from hiddenstream.progress import Progress
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths
+from producer.plan import ROWS_READ
 
 _STAGES = {
     "forward_seconds": "forward passes",
@@ -23,6 +25,16 @@ _STAGES = {
 def say(text: str) -> None:
     """Print a line for the user."""
     print(text, flush=True)  # noqa: T201 - this is the command's output
+
+
+class PlanningProgress(logging.Handler):
+    """Shows how many rows planning has read: a large corpus takes minutes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line for each such event."""
+        if record.getMessage() == ROWS_READ:
+            facts = getattr(record, "facts", {})
+            say(f"  {facts.get('rows', 0):,} rows read")
 
 
 class Bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from hiddenstream.chassis.logs import start_logging
 from hiddenstream.chassis.settings import from_process, setting, whole_number
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.local.pipeline import LocalPlan, Pipeline
-from hiddenstream.local.report import Bar, recompute_report, say, summary
+from hiddenstream.local.report import Bar, PlanningProgress, recompute_report, say, summary
 from hiddenstream.progress import Progress, progress_of
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths, producer_lock
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paths.logs.mkdir(parents=True, exist_ok=True)
     with open(paths.logs / "run.jsonl", "a") as log_file:
         start_logging("run", stream=log_file)
+        logging.getLogger("producer").addHandler(PlanningProgress())
         say(f"planning {paths.root}" if not paths.is_planned() else f"continuing {paths.root}")
         with producer_lock(paths):
             record = ensure_plan(settings)
@@ -91,12 +93,8 @@ def _say_plan(record: RunRecord, before: Progress) -> None:
 
 def _run_services(paths: RunPaths, record: RunRecord, settings: RunSettings, ledger: LedgerReader) -> None:
     """Run the services until the run is complete or Ctrl-C, then stop them, whatever happened."""
-    stop, hurry = StopRequest(), StopRequest()
-
-    def on_signal(_number: int, _frame: object) -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    stop = StopRequest().install()
     plan = LocalPlan(
         workers=settings.workers,
         model=settings.model or record.model,
@@ -111,7 +109,7 @@ def _run_services(paths: RunPaths, record: RunRecord, settings: RunSettings, led
         if stop.is_set():
             bar.note("stopping: workers finish the shard in hand; Ctrl-C again ends them at once")
     finally:
-        pipeline.stop(hurry.is_set)
+        pipeline.stop(lambda: stop.is_urgent)
         bar.close()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -57,9 +57,9 @@ class Finding:
         return self.kind in DAMAGE
 
     def __str__(self) -> str:
-        shard = "" if self.shard is None else f" shard {self.shard}"
-        sample = "" if self.sample_id is None else f" sample {self.sample_id!r}"
-        return f"{self.kind}:{shard}{sample}: {self.message}"
+        shard = "" if self.shard is None else f" in shard {self.shard}"
+        sample = "" if self.sample_id is None else f", sample {self.sample_id!r}"
+        return f"{self.kind}{shard}{sample}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
