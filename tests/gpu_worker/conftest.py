@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hiddenstream.run_directory.paths import RunPaths
+from tests.factories import a_run
 from tests.tiny import save_tiny_model
 
 
@@ -19,3 +21,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[family]
 
     return make
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A planned run of two shards that needs no model: samples of 3 and 1 tokens, and one of 2."""
+    return a_run(tmp_path / "run")

@@ -39,7 +39,7 @@ def a_planned_run(root: Path, model: Path, rows: list[dict[str, Any]] | None = N
         data=(write_rows(random_rows([3]) if rows is None else rows, root / "rows.jsonl"),),
         max_length=None,
         over_long="reject",
-        token_budget=96,
+        token_budget=1024,  # one batch, so one shard
         shard_bytes=1 << 24,
         is_strict=False,
     )
@@ -48,14 +48,14 @@ def a_planned_run(root: Path, model: Path, rows: list[dict[str, Any]] | None = N
 
 
 def a_job(paths: RunPaths, shard: int = 0, **changed: Any) -> ExtractionJob:
-    """Return the first delivery of a planned shard; *changed* replaces its fields."""
+    """Return the first delivery of a planned shard, to be cut into several batches; *changed* replaces its fields."""
     record = paths.read_record()
     job = ExtractionJob(
         run=record.run,
         fingerprint=record.identity.fingerprint,
         shard=shard,
         delivery="a_1",
-        token_budget=record.settings.token_budget,
+        token_budget=40,
         samples=Plan(paths).samples_of(shard),
     )
     return replace(job, **changed)
