@@ -224,5 +224,5 @@ def test_a_worker_may_go_below_the_plan_s_budget(budget, tiny_model, tmp_path):
     ],
 )
 def test_states_are_judged_by_their_magnitudes(largest, fault):
-    """NaN and infinity are named by the shallowest tap and its first token; a single zero is sound, a tap of zeros only is not."""
+    """NaN and infinity are named by the shallowest tap and its first token; a zero is sound, a tap of zeros is not."""
     assert fault == fault_of(torch.tensor(largest), ("a", "b"))
