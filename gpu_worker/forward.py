@@ -71,7 +71,8 @@ def fault_of(largest_NK: Tensor, taps: tuple[str, ...]) -> tuple[str, str] | Non
     """
     is_sound = torch.isfinite(largest_NK)
     if not bool(is_sound.all()):
-        token, tap = (int(i) for i in (~is_sound).nonzero()[0])
+        # the shallowest tap: above it, attention spreads a NaN to the tokens before it too (0 times NaN)
+        tap, token = (int(i) for i in (~is_sound).T.nonzero()[0])
         return "non_finite", f"{taps[tap]} is not finite at token {token}"
     is_zero = largest_NK.amax(dim=0) == 0
     if bool(is_zero.any()):

@@ -95,4 +95,5 @@ class LeaseKeeper:
             if not is_ours:
                 log(_LOGGER, LEASE_LOST, {"shard": shard}, level=logging.WARNING)
                 with self._lock:
-                    self._held.pop(shard, None)
+                    if self._held.get(shard) == holder:  # a newer delivery may have been taken meanwhile
+                        del self._held[shard]

@@ -20,6 +20,7 @@ from hiddenstream.contracts.errors import HiddenstreamError, UsageError, WireErr
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.contracts.sink_api import RETRY_STATUSES, run_path, shard_path
 
+_SUCCESSES = frozenset({200, 201})
 _SILENCE_SECONDS = 120.0  # the sink may fsync a GiB on a slow disk before it answers
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _SENT_AT_ONCE = 4 * 1024 * 1024
@@ -63,10 +64,14 @@ class SinkClient:
         Raises:
             UsageError: *url* is not ``http://HOST:PORT``.
         """
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or 80
+        except ValueError as error:
+            raise UsageError(f"--sink {url!r} will not do ({error}): give http://HOST:PORT") from error
+        if parts.scheme != "http" or not host or parts.path not in ("", "/"):
             raise UsageError(f"--sink {url!r} will not do: give http://HOST:PORT")
-        self._address = (parts.hostname, parts.port or 80)
+        self._address = (host, port)
         self._host_header = parts.netloc.rpartition("@")[2]
         self._run = run
         self._token = token
@@ -197,6 +202,6 @@ def _answer(status: int, body: bytes) -> dict[str, Any]:
     reason, message = str(told.get("reason", "")), str(told.get("message", ""))
     if status in RETRY_STATUSES or status >= 500:
         raise SinkUnavailable(f"the sink says later ({status} {reason}): {message}")
-    if status >= 400:
+    if status not in _SUCCESSES:  # a redirect, or a success that the sink never sends, stores nothing
         raise SinkRefused(status, reason, message)
     return told

@@ -71,7 +71,7 @@ def hidden_of(output: Any, tap: str) -> Tensor:
     Raises:
         ModelError: anything else. Guessing would store another tensor under the tap's name.
     """
-    hidden_BTD = output[0] if isinstance(output, tuple) else output
+    hidden_BTD = output[0] if isinstance(output, tuple) and output else output
     if not isinstance(hidden_BTD, torch.Tensor) or hidden_BTD.ndim != 3:
         kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else f"{type(output)}"
         raise ModelError(f"{tap} of this model is {kind}, not [rows, tokens, width]; it cannot be stored")

@@ -66,6 +66,7 @@ class Uploader:
                 facts = dataclasses.replace(shard.facts, outcome="failed", message=repr(error))
             finally:
                 self._buffers.give_back(shard.buffer)
+            del shard  # its pieces would keep a buffer's old memory alive while the buffer takes more
             self._on_done(facts)
 
     def _send(self, shard: FinishedShard) -> ShardExtracted:

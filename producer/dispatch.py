@@ -8,13 +8,15 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import redis
+
 from hiddenstream.chassis.logs import log
 from hiddenstream.contracts.job import ExtractionJob
 from hiddenstream.contracts.queue import queue_name
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.plan import Plan
-from producer.reconcile import Reconciler
+from producer.reconcile import Reconciler, Sighting
 from producer.run_queue import RunQueue, delivery_of
 
 SHARDS_REDELIVERED = "shards_redelivered"
@@ -69,7 +71,9 @@ class Dispatcher:
         self._queue = queue
         self._limits = limits
         self._reconciler = Reconciler()
+        self._planned = frozenset(range(plan.shards))
         self._fresh = deque(range(plan.shards))
+        self._refused: list[int] = []  # what Redis had no memory for
         self._high_water_bytes = limits.high_water_bytes
         self._delivered: set[int] = set()
         self._deliveries: Counter[int] = Counter()
@@ -83,18 +87,20 @@ class Dispatcher:
 
     def adopt(self) -> None:
         """Count what an earlier producer left on the queue, and what its workers hold, as delivered."""
-        sighting = self._queue.look(range(self._plan.shards))
-        self._delivered |= sighting.everywhere
+        self._delivered |= self._look(self._planned).everywhere
 
     def make_room(self) -> None:
         """Redis is out of memory: take half of the queue back, and keep less on it from now on.
 
         Workers cannot take a job from a Redis that is full, so waiting would be for ever.
         """
-        withdrawn = self._queue.withdraw_half()
-        self._delivered.difference_update(withdrawn)
-        self._fresh.extendleft(reversed(withdrawn))
-        self._high_water_bytes = max(1, sum(self._size_of(shard) for shard in withdrawn))
+        withdrawn = [shard for shard in self._queue.withdraw_half() if shard in self._planned]
+        self._take_back(withdrawn)
+        mark_bytes = sum(self._size_of(shard) for shard in withdrawn)  # half of what was there
+        if self._refused:  # half again, for the mark may be passed by a shard
+            mark_bytes = (mark_bytes + sum(self._size_of(shard) for shard in self._refused)) // 2
+            self._refused = []
+        self._high_water_bytes = max(1, min(self._high_water_bytes, mark_bytes))
         facts = {"withdrawn_shards": len(withdrawn), "high_water_bytes": self._high_water_bytes}
         log(_LOGGER, QUEUE_SHRUNK, facts, level=logging.WARNING)
 
@@ -105,7 +111,7 @@ class Dispatcher:
             now_seconds: a clock that only goes forward.
             may_add: whether new shards may be enqueued, or the disk is too full for them.
         """
-        sighting = self._queue.look(self._delivered)
+        sighting = self._look(self._delivered)
         self._ledger.poll()
         committed = self._ledger.commits.keys()
         self._delivered -= committed
@@ -118,6 +124,8 @@ class Dispatcher:
         queued_bytes = sum(self._size_of(shard) for shard in {*sighting.queued, *lost})
         if may_add:
             queued_bytes += self._top_up(queued_bytes, committed)
+        if len(sighting.queued) > 1 and self._queue.is_memory_short():
+            self.make_room()
         return DispatchState(
             to_do=self._plan.shards - len(committed) - len(self._stuck),
             queued=len(sighting.queued),
@@ -135,7 +143,7 @@ class Dispatcher:
             if not self._fresh:
                 break
             shard = self._fresh.popleft()
-            if shard in done or shard in self._delivered:
+            if shard in done or shard in self._delivered or shard in self._stuck:
                 continue
             chunk.append(shard)
             added_bytes += self._size_of(shard)
@@ -151,7 +159,27 @@ class Dispatcher:
             return
         self._delivered.update(shards)  # before Redis knows: if the call fails, the reconciler finds them lost
         self._deliveries.update(shards)
-        self._queue.add(dict(delivery_of(self._queue.name, self._job(shard)) for shard in shards), in_front=in_front)
+        jobs = dict(delivery_of(self._queue.name, self._job(shard)) for shard in shards)
+        try:
+            self._queue.add(jobs, in_front=in_front)
+        except redis.OutOfMemoryError:  # it took none of them; called lost, they would come back all at once
+            self._deliveries.subtract(shards)
+            self._take_back(shards)
+            self._refused = shards
+            raise
+
+    def _take_back(self, shards: list[int]) -> None:
+        self._delivered.difference_update(shards)
+        self._fresh.extendleft(reversed(shards))
+
+    def _look(self, shards: Iterable[int]) -> Sighting:
+        """Look for planned shards; what anybody else may have put on the queue is none of ours."""
+        seen = self._queue.look(shards)
+        return Sighting(
+            queued=seen.queued & self._planned,
+            intermediate=seen.intermediate & self._planned,
+            leased=seen.leased & self._planned,
+        )
 
     def _job(self, shard: int) -> ExtractionJob:
         return ExtractionJob(

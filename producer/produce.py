@@ -137,19 +137,25 @@ def _deliver_all(client: redis.Redis, dispatcher: Dispatcher, stop: StopRequest,
                 dispatcher.adopt()
                 has_adopted = True
             while not stop.is_set():
-                state = dispatcher.round(time.monotonic(), may_add=each.has_room())
-                each.show(state)
-                if state.to_do == 0:
+                if _run_round(dispatcher, each):
                     return
                 stop.wait(_ROUND_SECONDS)
-        except redis.OutOfMemoryError:
-            dispatcher.make_room()
-            stop.wait(_ROUND_SECONDS)
         except redis.RedisError as error:
             log(_LOGGER, REDIS_LOST, {"message": str(error)}, level=logging.WARNING)
             each.metrics.is_redis_reachable.set(0)
             dispatcher.forget_suspicions()
             stop.wait(_ROUND_SECONDS)
+
+
+def _run_round(dispatcher: Dispatcher, each: _Round) -> bool:
+    """Run one round; return whether nothing is left to do."""
+    try:
+        state = dispatcher.round(time.monotonic(), may_add=each.has_room())
+    except redis.OutOfMemoryError:
+        dispatcher.make_room()
+        return False
+    each.show(state)
+    return state.to_do == 0
 
 
 def _clean_up(queue: RunQueue, stop: StopRequest) -> None:

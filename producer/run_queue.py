@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 import redis
 from rq import Queue
 from rq.job import Job
-from rq.utils import as_text
 
 from hiddenstream.contracts.job import TASK, ExtractionJob
 from hiddenstream.contracts.queue import MsgpackSerializer, failures_key, job_id, lease_key, shard_of_job
 from producer.reconcile import Sighting
 
 _FAILED_JOB_SECONDS = 3600  # the run's end deletes them anyway
+_FULL_SHARE = 0.9  # of maxmemory
 
 
 class RunQueue:
@@ -58,20 +58,27 @@ class RunQueue:
         """Take deliveries that died before their lease off the intermediate list."""
         lost = frozenset(shards)
         for identifier in self._listed(self._queue.intermediate_queue_key):
-            if shard_of_job(identifier) in lost:
+            if _shard_named_by(identifier) in lost:
                 self._client.lrem(self._queue.intermediate_queue_key, 0, identifier)
 
     def withdraw_half(self) -> list[int]:
         """Take the later half of the waiting deliveries back, at least one; return their shards in order."""
         count = max(1, int(self._client.llen(self._queue.key)) // 2)
         popped = self._client.rpop(self._queue.key, count)
-        identifiers = [as_text(identifier) for identifier in popped] if isinstance(popped, list) else []
+        identifiers = [_text(identifier) for identifier in popped] if isinstance(popped, list) else []
         for identifier in identifiers:
             self._client.delete(Job.key_for(identifier))
-        return [shard_of_job(identifier) for identifier in reversed(identifiers)]
+        named = [_shard_named_by(identifier) for identifier in reversed(identifiers)]
+        return [shard for shard in named if shard is not None]
+
+    def is_memory_short(self) -> bool:
+        """Whether Redis is so full that it may refuse what workers write when they take a job."""
+        memory = self._client.info("memory")
+        limit_bytes = int(memory.get("maxmemory", 0))
+        return 0 < limit_bytes * _FULL_SHARE <= int(memory["used_memory"])
 
     def _listed(self, key: str) -> list[str]:
-        return [as_text(identifier) for identifier in self._client.lrange(key, 0, -1)]
+        return [_text(identifier) for identifier in self._client.lrange(key, 0, -1)]
 
     def failures(self) -> dict[int, int]:
         """Return how many deliveries of each shard ended in a worker's failure."""
@@ -95,4 +102,17 @@ def delivery_of(queue: str, job: ExtractionJob) -> tuple[str, bytes]:
 
 
 def _shards(identifiers: Iterable[str]) -> frozenset[int]:
-    return frozenset(map(shard_of_job, identifiers))
+    named = map(_shard_named_by, identifiers)
+    return frozenset(shard for shard in named if shard is not None)
+
+
+def _shard_named_by(identifier: str) -> int | None:
+    """Return the shard of a job, or None for one that is not ours: no worker runs it, and it must stop nobody."""
+    try:
+        return shard_of_job(identifier)
+    except ValueError:
+        return None
+
+
+def _text(identifier: bytes | str) -> str:
+    return identifier.decode(errors="replace") if isinstance(identifier, bytes) else identifier

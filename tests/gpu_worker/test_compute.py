@@ -1,0 +1,228 @@
+"""Shards computed by a real model: what is unsound is left out alone, and the rest is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import hiddenstream
+from gpu_worker.buffers import HostBuffer
+from gpu_worker.compute import ShardComputer
+from gpu_worker.forward import fault_of
+from gpu_worker.recompute import load_plain, plain_states
+from gpu_worker.shard_file import finish_shard
+from gpu_worker.sink_client import SinkClient
+from tests.gpu_worker.made import a_job, a_planned_run, forward_of, loaded
+from tests.sink.harness import a_sink, files_left
+from tests.tiny import random_rows, save_tiny_model
+
+RARE = 127  # a token id that only the samples of its tests use
+LENGTHS = [3, 17, 1, 9, 9, 30, 2, 12]
+
+
+class SmallMemory:
+    """The real forward pass on a device that holds no more than so many token slots."""
+
+    def __init__(self, real, *, most_slots):
+        self._real, self._most_slots = real, most_slots
+
+    def run(self, rows):
+        if len(rows) * max(row.size for row in rows) > self._most_slots:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+        return self._real.run(rows)
+
+
+def some_rows():
+    """Rows of mixed lengths without the rare token."""
+    rows = random_rows(LENGTHS)
+    return [{**row, "input_ids": [token % RARE for token in row["input_ids"]]} for row in rows]
+
+
+def with_rare_token(rows, *places):
+    """Put the rare token into the middle of some rows."""
+    for place in places:
+        tokens = rows[place]["input_ids"]
+        tokens[len(tokens) // 2] = RARE
+    return rows
+
+
+@pytest.fixture(scope="session")
+def poisoned_model(tmp_path_factory):
+    """A tiny Llama whose embedding of the rare token is not a number."""
+    folder = save_tiny_model("llama", tmp_path_factory.mktemp("poisoned"))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][RARE, 5] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def compute(paths, *, most_slots=None, token_budget=None, job_budget=40, beats=None):
+    """Compute a run's one shard; return its work and what is sent of it."""
+    record, job = paths.read_record(), a_job(paths, token_budget=job_budget)
+    forward = forward_of(loaded(record), record)
+    if most_slots is not None:
+        forward = SmallMemory(forward, most_slots=most_slots)
+    on_batch = (lambda: None) if beats is None else (lambda: beats.append(1))
+    computer = ShardComputer(record.identity, forward, token_budget=token_budget, on_batch=on_batch)
+    buffer = HostBuffer(is_pinned=False)
+    work = computer.compute(job, buffer)
+    return work, finish_shard(job, record, work, buffer, made_by={"worker": "w"}, wait_seconds=0.0)
+
+
+def stored(paths, shard):
+    """Have a real sink store a shard; return the run as its reader sees it."""
+    with a_sink(paths) as sink:
+        outcome = SinkClient(f"http://127.0.0.1:{sink.port}", "run", None).put_shard(0, shard.pieces)
+    assert "committed" == outcome
+    return hiddenstream.open(paths.root)
+
+
+def worst_difference(run):
+    """Return the largest difference of one value between what is stored and plain transformers."""
+    plain = load_plain(run.record.model, None, "float32")
+    return max(
+        np.abs(expected - sample.states_of(tap)).max()
+        for sample in run
+        for tap, expected in plain_states(plain, sample.input_ids, sample.taps).items()
+    )
+
+
+def test_a_shard_is_stored_as_plain_transformers_computes_it(tiny_model, tmp_path):
+    """A finished shard is accepted by a sink, and every sample reads back as submitted, its states right."""
+    rows = some_rows()
+    paths = a_planned_run(tmp_path, tiny_model("llama"), rows)
+
+    work, shard = compute(paths)
+    run = stored(paths, shard)
+
+    assert {row["id"]: row["input_ids"] for row in rows} == {sample.id: sample.input_ids.tolist() for sample in run}
+    assert worst_difference(run) <= 1e-4
+    assert (len(rows), sum(LENGTHS), 0) == (shard.facts.samples, shard.facts.tokens, shard.facts.quarantined)
+    assert work.batches == shard.facts.batches > 1
+    assert sum(LENGTHS) <= work.token_slots
+
+
+def test_a_sample_of_nan_is_quarantined_alone(poisoned_model, tmp_path):
+    """A sample whose states are not finite is left out with tap and token named; its mates are right."""
+    rows = with_rare_token(some_rows(), 1, 4)
+    paths = a_planned_run(tmp_path, poisoned_model, rows)
+
+    _, shard = compute(paths)
+    run = stored(paths, shard)
+
+    assert {"s1", "s4"} == run.quarantined.keys()
+    assert {"non_finite"} == {entry.reason for entry in run.quarantined.values()}
+    assert "embedding is not finite at token 8" == run.quarantined["s1"].detail
+    assert {f"s{n}" for n in range(8)} - {"s1", "s4"} == {sample.id for sample in run}
+    assert worst_difference(run) <= 1e-4
+    assert 2 == shard.facts.quarantined
+
+
+def test_padding_of_nan_harms_nobody(tiny_model, tmp_path):
+    """Where the padding token's own embedding is not a number, samples that do not use it are right all the same."""
+    folder = save_tiny_model("llama", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    rows = [{**row, "input_ids": [token % 126 + 1 for token in row["input_ids"]]} for row in some_rows()]
+    paths = a_planned_run(tmp_path, folder, rows)
+
+    run = stored(paths, compute(paths)[1])
+
+    assert len(rows) == len(run)
+    assert worst_difference(run) <= 1e-4
+
+
+def test_states_of_zeros_are_quarantined(tmp_path):
+    """A model that computes zeros stores nothing: each sample is left out with the tap named."""
+    folder = save_tiny_model("llama", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"].zero_()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    paths = a_planned_run(tmp_path, folder, some_rows(), taps=("block.1",))
+
+    run = stored(paths, compute(paths)[1])
+
+    assert {("all_zero", "block.1 is zero at every token")} == {(q.reason, q.detail) for q in run.quarantined.values()}
+    assert len(LENGTHS) == len(run.quarantined)
+
+
+def test_a_shard_of_quarantined_samples_only_is_stored(poisoned_model, tmp_path):
+    """A shard of which nothing is sound is a valid file without rows, so the run ends."""
+    rows = with_rare_token(some_rows(), *range(len(LENGTHS)))
+    paths = a_planned_run(tmp_path, poisoned_model, rows)
+
+    _, shard = compute(paths)
+    run = stored(paths, shard)
+
+    assert 0 == len(run)
+    assert len(rows) == len(run.quarantined)
+    assert (0, 0) == (shard.facts.samples, shard.facts.tokens)
+    assert "shards/000/000000.safetensors" in files_left(paths)
+
+
+def test_a_batch_that_does_not_fit_is_split(tiny_model, tmp_path):
+    """Out of memory halves a batch until it fits; all samples are right, and the splits are counted."""
+    beats = []
+    paths = a_planned_run(tmp_path, tiny_model("llama"), some_rows())
+
+    work, shard = compute(paths, most_slots=30, job_budget=96, beats=beats)
+    run = stored(paths, shard)
+
+    assert len(LENGTHS) == len(run)
+    assert worst_difference(run) <= 1e-4
+    assert 3 == work.out_of_memory_splits == shard.facts.out_of_memory_splits
+    assert work.batches == len(beats)
+
+
+def test_a_sample_that_never_fits_is_quarantined(tiny_model, tmp_path):
+    """One sample larger than the memory is left out with the device's own words; the others are right."""
+    paths = a_planned_run(tmp_path, tiny_model("llama"), some_rows())
+
+    _, shard = compute(paths, most_slots=29)
+    run = stored(paths, shard)
+
+    assert {"s5": ("out_of_memory", "CUDA out of memory. Tried to allocate 2.00 GiB.")} == {
+        sample_id: (entry.reason, entry.detail) for sample_id, entry in run.quarantined.items()
+    }
+    assert worst_difference(run) <= 1e-4
+
+
+def test_a_shortage_and_a_fault_in_one_shard(poisoned_model, tmp_path):
+    """A sample that does not fit and one that is not finite are each left out for their own reason."""
+    paths = a_planned_run(tmp_path, poisoned_model, with_rare_token(some_rows(), 2))
+
+    run = stored(paths, compute(paths, most_slots=29)[1])
+
+    assert {"s5": "out_of_memory", "s2": "non_finite"} == {q.id: q.reason for q in run.quarantined.values()}
+    assert worst_difference(run) <= 1e-4
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40, 10_000])
+def test_a_worker_may_go_below_the_plan_s_budget(budget, tiny_model, tmp_path):
+    """A worker's lower budget makes more batches, not other states; a sample above it runs all the same."""
+    paths = a_planned_run(tmp_path, tiny_model("llama"), some_rows())
+
+    work, shard = compute(paths, token_budget=budget)
+    run = stored(paths, shard)
+
+    assert len(LENGTHS) == len(run)
+    assert worst_difference(run) <= 1e-4
+    assert work.token_slots // work.batches <= max(min(budget, 40), max(LENGTHS))
+
+
+@pytest.mark.parametrize(
+    ("largest", "fault"),
+    [
+        ([[1.0, 2.0], [0.0, 1.0]], None),
+        ([[1.0, 2.0], [3.0, float("inf")]], ("non_finite", "b is not finite at token 1")),
+        ([[float("nan"), 0.0]], ("non_finite", "a is not finite at token 0")),
+        ([[1.0, float("nan")], [float("nan")] * 2], ("non_finite", "a is not finite at token 1")),
+        ([[1.0, 0.0], [1.0, 0.0]], ("all_zero", "b is zero at every token")),
+    ],
+)
+def test_states_are_judged_by_their_magnitudes(largest, fault):
+    """NaN and infinity are named by the shallowest tap and its first token; a zero is sound, a tap of zeros is not."""
+    assert fault == fault_of(torch.tensor(largest), ("a", "b"))
