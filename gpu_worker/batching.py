@@ -12,14 +12,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-PADDING_TOKEN = 0  # any row of the embedding will do: nothing reads what it yields
-
 
 def padded_batch(rows: list[npt.NDArray[np.int32]], device: torch.device) -> Tensor:
-    """Return token ids int64 [B, T], right-padded to the longest row."""
-    ids_BT = np.full((len(rows), max(row.size for row in rows)), PADDING_TOKEN, np.int64)
+    """Return token ids int64 [B, T], right-padded to the longest row.
+
+    Nothing reads what padding yields, but it must be finite: kernels multiply what they mask by zero. So a row is
+    padded with its own last token, and not with one whose embedding may hold anything.
+    """
+    ids_BT = np.empty((len(rows), max(row.size for row in rows)), np.int64)
     for place, row in enumerate(rows):
         ids_BT[place, : row.size] = row
+        ids_BT[place, row.size :] = row[-1]
     return torch.from_numpy(ids_BT).to(device, non_blocking=True)
 
 

@@ -64,15 +64,11 @@ class ShardComputer:
             token_rows=np.split(samples.tokens, samples.token_offsets[1:-1]),
             first_rows=samples.token_offsets[:-1].tolist(),
         )
-        for batch in cut_batches((row.size for row in work.token_rows), max_token_slots=self._budget(job)):
+        budget = min(job.token_budget, self._token_budget or job.token_budget)
+        lengths = (min(row.size, budget) for row in work.token_rows)  # one that is longer than our budget runs alone
+        for batch in cut_batches(lengths, max_token_slots=budget):
             self._run(work, list(batch), job)
         return work
-
-    def _budget(self, job: ExtractionJob) -> int:
-        """The plan's budget, or this worker's if that is lower; a sample longer than that runs alone."""
-        if self._token_budget is None:
-            return job.token_budget
-        return max(min(job.token_budget, self._token_budget), int(job.samples.token_counts.max(initial=1)))
 
     def _run(self, work: ShardWork, places: list[int], job: ExtractionJob) -> None:
         """Run samples as one batch; what fails in company is run alone before it is blamed."""

@@ -49,7 +49,8 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     record = RunRecord.from_json(orders.record)
     try:
-        refuse_other_model(resolve_model(orders.model, record.revision), record)
+        if not orders.is_model_checked:
+            refuse_other_model(resolve_model(orders.model, record.revision), record)
         device = choose_device(orders.device)
         model = load_model(record, orders.model, device)
         extraction = _prepare(orders, record, model, reporter, stop)
@@ -65,7 +66,7 @@ def main() -> int:
         set_lease(client, queue, shard, f"{orders.worker}:{delivery}")
         extraction.take(shard, delivery)
 
-    work_on(client, queue, orders.worker, stop, on_take)
+    work_on(client, queue, orders.worker, stop, on_take=on_take, do_task=extraction.deliver)
     extraction.wait_until_idle()
     log(_LOGGER, ENGINE_STOPPED)
     return 0
@@ -93,7 +94,7 @@ def _prepare(
         token_budget=orders.token_budget,
         on_batch=reporter.beat,
     )
-    extraction = Extraction(
+    return Extraction(
         record,
         computer,
         SinkClient(orders.sink, record.run, orders.token),
@@ -102,8 +103,6 @@ def _prepare(
         made_by=_made_by(orders, model),
         stop=stop,
     )
-    extraction.install()
-    return extraction
 
 
 def _made_by(orders: EngineOrders, model: LoadedModel) -> dict[str, object]:

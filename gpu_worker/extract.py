@@ -2,7 +2,7 @@
 
     job ─▶ is it ours, is it still wanted? ─▶ forward batches into a host buffer ─▶ checked, hashed ─▶ uploader
 
-The job function returns when the states are on the host; the uploader sends them while the next job computes.
+A delivery is over for RQ when its states are on the host; the uploader sends them while the next one computes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,6 @@ from hiddenstream.contracts.run import RunRecord
 EXTRACTION_FAILED = "extraction_failed"
 BROKEN_DEVICE_EXIT = 71
 _LOGGER = logging.getLogger("gpu_worker.extract")
-_extraction: Extraction | None = None
-
-
-def run_job(payload: bytes) -> None:
-    """Do one delivery; RQ calls this by its dotted path, in the engine's main thread."""
-    assert _extraction is not None, "run_job outside an engine"
-    _extraction.deliver(payload)
 
 
 class Extraction:
@@ -61,11 +54,6 @@ class Extraction:
         self._in_hand: set[int] = set()
         self._changed = threading.Condition()
         self._taken = (0, "")
-
-    def install(self) -> None:
-        """Make :func:`run_job` deliver to this."""
-        global _extraction
-        _extraction = self
 
     def take(self, shard: int, delivery: str) -> None:
         """Note which delivery comes next, so that a payload that cannot be read still has a name."""

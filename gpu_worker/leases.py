@@ -18,6 +18,7 @@ from hiddenstream.contracts.queue import LEASE_REFRESH_SECONDS, LEASE_SECONDS, f
 LEASES_NOT_REFRESHED = "leases_not_refreshed"
 LEASE_LOST = "lease_lost"
 _LOGGER = logging.getLogger("gpu_worker.leases")
+_FAILURES_KEPT_SECONDS = 7 * 24 * 3600  # the producer deletes them at the run's end; this is for one that never ends
 _LIFETIME_MS = int(LEASE_SECONDS * 1000)
 
 
@@ -72,6 +73,7 @@ class LeaseKeeper:
         """Tell the producer that a delivery of *shard* ended in a failure of this worker."""
         try:
             self._client.hincrby(failures_key(self._queue), str(shard), 1)
+            self._client.expire(failures_key(self._queue), _FAILURES_KEPT_SECONDS)
         except redis.RedisError as error:
             log(_LOGGER, LEASES_NOT_REFRESHED, {"message": str(error)}, level=logging.WARNING)
 

@@ -17,6 +17,8 @@ class EngineOrders:
         token_budget: most token slots of a forward batch, or None to follow the jobs.
         model: where the model is.
         record: the text of the run's ``run.json``.
+        is_model_checked: whether an earlier engine has found that the model is the run's; reading all weights once is
+            enough.
     """
 
     worker: str
@@ -27,6 +29,7 @@ class EngineOrders:
     token_budget: int | None
     model: str
     record: str
+    is_model_checked: bool = False
 
     def to_json(self) -> str:
         """Return the orders as text."""

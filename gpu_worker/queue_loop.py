@@ -2,8 +2,8 @@
 
 Theory: RQ moves a job to its intermediate list, this worker sets the lease, then RQ takes the id off that list. So the
 producer, which reads queue, intermediate list, leases and ledger in that order, always finds a living delivery in one
-of them. RQ's own retries, maintenance, time-outs and results are off: see docs/decisions/0002. Pinned to rq 3.0.0;
-every override here is exercised by tests/pipeline.
+of them. RQ's own calling of functions, retries, maintenance, time-outs and results are off: see docs/decisions/0002.
+Pinned to rq 3.0.0; every override here is exercised by tests/gpu_worker/test_queue_loop.py and tests/pipeline.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any
 
 import redis
 from rq import Queue, SimpleWorker
-from rq.exceptions import DequeueTimeout
+from rq.exceptions import DequeueTimeout, DeserializationError
 from rq.job import Job
 from rq.timeouts import BaseDeathPenalty
 from rq.worker import WorkerStatus
 
 from hiddenstream.chassis.lifecycle import StopRequest, backoff
 from hiddenstream.chassis.logs import log
+from hiddenstream.contracts.job import TASK
 from hiddenstream.contracts.queue import MsgpackSerializer
 
 QUEUE_LEFT = "queue_left"
+JOB_REFUSED = "job_refused"
 _LOGGER = logging.getLogger("gpu_worker.queue")
 _DEQUEUE_SECONDS = 1  # how soon an idle worker sees a request to stop
 
@@ -42,13 +43,27 @@ class _NoDeathPenalty(BaseDeathPenalty):  # type: ignore[misc]
 class _QueueWorker(SimpleWorker):  # type: ignore[misc]
     death_penalty_class = _NoDeathPenalty
 
-    def configure(self, stop: StopRequest, on_take: Callable[[str], None]) -> None:
+    def configure(self, stop: StopRequest, on_take: Callable[[str], None], do_task: Callable[[bytes], None]) -> None:
         self._stop = stop
         self._on_take = on_take
+        self._do_task = do_task
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        self._on_take(job.id)
-        super().execute_job(job, queue)
+        try:
+            payload = _payload_of(job)
+            self._on_take(job.id)
+        except ValueError as error:
+            log(_LOGGER, JOB_REFUSED, {"job": job.id, "message": str(error)}, level=logging.ERROR)
+            self.connection.lrem(queue.intermediate_queue_key, 0, job.id)
+            job.delete(remove_from_queue=False)
+            return
+        execution = self.prepare_execution(job)
+        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        self._do_task(payload)
+        with self.connection.pipeline() as pipeline:
+            self.cleanup_execution(job, pipeline=pipeline, execution=execution)
+            job.delete(pipeline=pipeline, remove_from_queue=False)
+            pipeline.execute()
 
     def dequeue_job_and_maintain_ttl(
         self, _timeout: int | None, _max_idle_time: int | None = None
@@ -86,17 +101,40 @@ class _QueueWorker(SimpleWorker):  # type: ignore[misc]
     def _install_signal_handlers(self) -> None:
         """The engine has its own."""
 
-    def handle_exception(self, job: Job, *exc_info: Any) -> None:
-        _LOGGER.error("job_raised", exc_info=exc_info, extra={"facts": {"job": job.id}})
+
+def _payload_of(job: Job) -> bytes:
+    """Return the payload of a job of our one task.
+
+    RQ's own way is to import and call whatever function, callback or webhook a job names; then whoever can write to
+    Redis could run code here.
+
+    Raises:
+        ValueError: the job is not ours.
+    """
+    try:
+        name, arguments = job.func_name, job.args
+    except DeserializationError as error:
+        raise ValueError("it was not written by hiddenstream's serializer") from error
+    if name != TASK or len(arguments) != 1 or not isinstance(arguments[0], bytes):
+        raise ValueError(f"it asks for {name!r}; only {TASK!r} is done here")
+    return arguments[0]
 
 
 def work_on(
-    client: redis.Redis, queue: str, worker_name: str, stop: StopRequest, on_take: Callable[[str], None]
+    client: redis.Redis,
+    queue: str,
+    worker_name: str,
+    stop: StopRequest,
+    *,
+    on_take: Callable[[str], None],
+    do_task: Callable[[bytes], None],
 ) -> None:
     """Work on *queue* until asked to stop; an outage of Redis costs waiting, never the loaded model.
 
     Args:
-        on_take: called with the id of each job before RQ lets go of it; must set the lease.
+        on_take: called with the id of each job before RQ lets go of it; must set the lease. Raises ValueError on an id
+            that names no shard.
+        do_task: called with the payload of each job; does not raise.
     """
     waits = backoff(most_seconds=2.0)
     while not stop.is_set():
@@ -110,7 +148,7 @@ def work_on(
                 log_job_description=False,
                 disable_default_exception_handler=False,
             )
-            worker.configure(stop, on_take)
+            worker.configure(stop, on_take, do_task)
             try:
                 worker.work(logging_level="WARNING")
             finally:

@@ -41,6 +41,7 @@ class SinkRefused(HiddenstreamError):
     """
 
     reason = "sink_refused"
+    exit_code = 2  # for a worker that is refused at its start: another start would be refused as well
 
     def __init__(self, status: int, sink_reason: str, message: str) -> None:
         super().__init__(f"the sink refused ({status} {sink_reason}): {message}")

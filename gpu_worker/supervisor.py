@@ -8,6 +8,7 @@ this one: a living engine is never taken for dead, and a hung one is killed. Sta
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import signal
 import threading
@@ -51,11 +52,13 @@ class Supervisor:
         self._stop = stop
         self._token = secret(settings.token, settings.token_file)
         self._sink = SinkClient(settings.sink, settings.run, self._token)
+        self._last_progress = time.monotonic()
+        self._is_loaded = self._has_worked = self._is_run_complete = False
+        self._taken_shard: int | None = None
+        self._computing_shard: int | None = None
         registry = CollectorRegistry()
         self._metrics = WorkerMetrics.in_registry(registry)
         self._server = MetricsServer(registry, listen=settings.metrics_listen, is_healthy=lambda: self._is_loaded)
-        self._last_progress = time.monotonic()
-        self._is_loaded = self._is_computing = self._has_worked = self._is_run_complete = False
 
     def run(self) -> int:
         """Work; return the exit code.
@@ -113,20 +116,23 @@ class Supervisor:
         waits = backoff(first_seconds=0.5, most_seconds=30.0)
         while True:
             code = self._run_one_engine(orders)
+            orders = dataclasses.replace(orders, is_model_checked=orders.is_model_checked or self._is_loaded)
             if code == _REFUSED_EXIT or (code == 0 and (self._stop.is_set() or self._is_run_complete)):
                 return code
             facts = {"exit_code": code, "shards_in_hand": self._leases.held()}
             log(_LOGGER, ENGINE_DIED, facts, level=logging.ERROR)
             self._metrics.engine_deaths.inc()
-            for shard in self._leases.release_all():
-                self._leases.count_failure(shard)
+            self._leases.release_all()
+            if self._computing_shard is not None:  # those only waiting for the sink have done nothing wrong
+                self._leases.count_failure(self._computing_shard)
             if self._has_worked:  # it was well once: no reason to wait long
                 waits = backoff(first_seconds=0.5, most_seconds=30.0)
             if self._stop.wait(next(waits)):
                 return 1
 
     def _run_one_engine(self, orders: EngineOrders) -> int:
-        self._is_loaded = self._is_computing = self._has_worked = self._is_run_complete = False
+        self._is_loaded = self._has_worked = self._is_run_complete = False
+        self._computing_shard = None
         self._last_progress = time.monotonic()
         self._metrics.engine_starts.inc()
         engine = EngineProcess(orders)
@@ -153,13 +159,15 @@ class Supervisor:
             if (self._stop.is_set() or self._is_run_complete) and not is_told_to_stop:
                 is_told_to_stop = True
                 engine.send(signal.SIGTERM)
+            if self._stop.is_urgent:
+                engine.send(signal.SIGKILL)
             engine.wait_briefly(_LOOK_SECONDS)
 
     def _is_stalled(self) -> bool:
         silent_seconds = time.monotonic() - self._last_progress
         if not self._is_loaded:
             return silent_seconds > self._settings.load_seconds
-        return self._is_computing and silent_seconds > self._settings.stall_seconds
+        return self._computing_shard is not None and silent_seconds > self._settings.stall_seconds
 
     def _read_messages(self, engine: EngineProcess) -> None:
         for message in engine.messages():
@@ -170,9 +178,10 @@ class Supervisor:
                 self._is_loaded = True
                 self._metrics.is_ready.set(1)
             elif kind == TOOK:
+                self._taken_shard = message["shard"]
                 self._leases.hold(message["shard"], f"{self._settings.name}:{message['delivery']}")
             elif kind in (COMPUTING, COMPUTED):
-                self._is_computing = kind == COMPUTING
+                self._computing_shard = self._taken_shard if kind == COMPUTING else None
             elif kind == BEAT:
                 self._has_worked = True
                 self._metrics.batches.inc()

@@ -16,6 +16,7 @@ from gpu_worker.sink_client import SinkClient, SinkRefused, SinkUnavailable
 from hiddenstream.chassis.lifecycle import backoff
 from hiddenstream.chassis.logs import log
 
+UPLOAD_FAILED = "upload_failed"
 SINK_WAITED_FOR = "sink_waited_for"
 UPLOAD_THREADS = 2
 _WRONG_HASH_ATTEMPTS = 3  # damaged on the way, or in our memory: the latter does not mend
@@ -62,7 +63,7 @@ class Uploader:
             try:
                 facts = self._send(shard)
             except Exception as error:
-                _LOGGER.exception("upload_failed", extra={"facts": {"shard": shard.facts.shard}})
+                _LOGGER.exception(UPLOAD_FAILED, extra={"facts": {"shard": shard.facts.shard}})
                 facts = dataclasses.replace(shard.facts, outcome="failed", message=repr(error))
             finally:
                 self._buffers.give_back(shard.buffer)

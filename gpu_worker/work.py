@@ -12,6 +12,7 @@ from hiddenstream.chassis.logs import log, start_logging
 from hiddenstream.chassis.settings import from_process
 from hiddenstream.contracts.errors import HiddenstreamError
 
+WORKER_REFUSED = "worker_refused"
 _LOGGER = logging.getLogger("gpu_worker")
 
 
@@ -23,5 +24,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return Supervisor(settings, stop).run()
     except HiddenstreamError as error:
-        log(_LOGGER, "worker_refused", {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
+        log(_LOGGER, WORKER_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
         return error.exit_code

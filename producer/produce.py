@@ -32,6 +32,7 @@ from producer.resume import ensure_plan
 from producer.run_queue import RunQueue
 from producer.settings import PlanFlags
 
+PRODUCER_REFUSED = "producer_refused"
 PRODUCER_STARTED = "producer_started"
 REDIS_LOST = "redis_lost"
 DISK_SHORT = "disk_short"
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             record = ensure_plan(settings)  # a signal may end it at once: the plan counts when run.json is there
             return produce(paths, record, settings, StopRequest().install())
     except HiddenstreamError as error:
-        log(_LOGGER, "producer_refused", {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
+        log(_LOGGER, PRODUCER_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
         return error.exit_code
 
 
@@ -106,7 +107,7 @@ def produce(paths: RunPaths, record: RunRecord, settings: ProduceSettings, stop:
     return _verdict(record, ledger)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Round:
     """What a round looks at and shows besides the queue."""
 
@@ -114,14 +115,16 @@ class _Round:
     settings: ProduceSettings
     metrics: ProducerMetrics
     ledger: LedgerReader
+    is_disk_short: bool = False
 
     def has_room(self) -> bool:
         disk = os.statvfs(self.paths.root)
         free_bytes = disk.f_bavail * disk.f_frsize
-        if free_bytes < self.settings.reserve_bytes:
+        was_short, self.is_disk_short = self.is_disk_short, free_bytes < self.settings.reserve_bytes
+        if self.is_disk_short and not was_short:
             facts = {"free_bytes": free_bytes, "reserve_bytes": self.settings.reserve_bytes}
             log(_LOGGER, DISK_SHORT, facts, level=logging.WARNING)
-        return free_bytes >= self.settings.reserve_bytes
+        return not self.is_disk_short
 
     def show(self, state: DispatchState) -> None:
         self.metrics.show_queue(state)

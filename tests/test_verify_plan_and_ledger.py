@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from hiddenstream.cli import run_command
 from hiddenstream.verify.verify import verify_run
-from hiddenstream.verify_command import main
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import append_line, commit_shard, line_of, with_column, with_record
 from tests.verify_helpers import flip, found
@@ -105,7 +105,7 @@ def test_a_plan_that_cannot_be_read_ends_verifying(paths, content, capsys):
     """Without a plan nothing can be judged: one error, exit code 1."""
     paths.samples.write_bytes(content)
 
-    code = main([str(paths.root)])
+    code = run_command("verify", [str(paths.root)])
 
     assert code == 1
     assert "plan" in capsys.readouterr().err

@@ -37,6 +37,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**_BASE, **_LINEAR},
     "gpt2": _GPT2,
     "falcon": {k: v for k, v in _BASE.items() if k != "head_dim"},  # blocks return tuples
+    "phi3": {k: v for k, v in _BASE.items() if k != "head_dim"},
+    "electra": {**_BASE, "embedding_size": 64},  # an encoder
     "gemma2": {**_BASE, "query_pre_attn_scalar": 16, "sliding_window": 6},
 }
 

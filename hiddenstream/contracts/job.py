@@ -1,7 +1,8 @@
 """The job on the queue: what the producer promises the worker. No I/O here.
 
 Wire form: one msgpack map with the keys of :class:`ExtractionJob`, arrays as little-endian bytes.
-It is the only argument of the RQ job, whose call is ``gpu_worker.extract.run_job(payload)``.
+It is the only argument of the RQ job. Its function is only a name, :data:`TASK`: a worker compares it and does its one
+task, rather than importing and calling whatever a job names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hiddenstream.contracts.errors import WireError
 from hiddenstream.contracts.samples import PackedSamples
 
 SCHEMA = 1
-TASK = "gpu_worker.extract.run_job"  # a dotted path, so the producer never imports torch
+TASK = "hiddenstream.extract"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -140,11 +140,11 @@ def test_any_other_id_is_refused(identifier):
 
 def test_the_serializer_carries_plain_data_in_these_bytes():
     """RQ's own fields and our payload are msgpack, never pickle."""
-    value = ["gpu_worker.extract.run_job", None, [b"\0\xff"], {}]
+    value = ["hiddenstream.extract", None, [b"\0\xff"], {}]
 
     data = queue.MsgpackSerializer.dumps(value)
 
-    assert bytes.fromhex("94ba") + b"gpu_worker.extract.run_job" + bytes.fromhex("c091c40200ff80") == data
+    assert bytes.fromhex("94b4") + b"hiddenstream.extract" + bytes.fromhex("c091c40200ff80") == data
     assert value == queue.MsgpackSerializer.loads(data)
 
 

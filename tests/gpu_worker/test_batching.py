@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.batching import PADDING_TOKEN, padded_batch, real_slots
+from gpu_worker.batching import padded_batch, real_slots
 from tests.gpu_worker.made import CPU
 
 ROWS = st.lists(
@@ -19,13 +19,13 @@ ROWS = st.lists(
 
 @given(ROWS)
 def test_every_token_keeps_its_place(rows):
-    """Each row begins at slot 0 of its own line, and what follows it is padding."""
+    """Each row begins at slot 0 of its own line, and its last token follows it to the end."""
     batch = padded_batch(rows, CPU)
 
     assert (len(rows), max(row.size for row in rows)) == tuple(batch.shape)
     assert torch.int64 == batch.dtype
     for row, line in zip(rows, batch.tolist(), strict=True):
-        assert [*row.tolist(), *[PADDING_TOKEN] * (len(line) - row.size)] == line
+        assert [*row.tolist(), *[int(row[-1])] * (len(line) - row.size)] == line
 
 
 @given(ROWS)

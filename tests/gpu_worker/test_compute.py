@@ -121,7 +121,7 @@ def test_a_sample_of_nan_is_quarantined_alone(poisoned_model, tmp_path):
 
 
 def test_padding_of_nan_harms_nobody(tiny_model, tmp_path):
-    """Where the padding token's own embedding is not a number, samples that do not use it are right all the same."""
+    """Where one token's embedding is not a number, samples that do not use it are right, padding and all."""
     folder = save_tiny_model("llama", tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][0] = torch.nan

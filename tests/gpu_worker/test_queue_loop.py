@@ -7,12 +7,13 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from rq import Queue
+from rq import Callback, Queue
 from rq.serializers import DefaultSerializer
 
 from gpu_worker.queue_loop import work_on
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.redis_connection import make_client
+from hiddenstream.contracts.job import TASK
 from hiddenstream.contracts.queue import MsgpackSerializer, job_id, shard_of_job
 from tests.conftest import wait_until
 from tests.gpu_worker import jobs
@@ -26,8 +27,9 @@ class Loop:
     def __init__(self, url):
         self.client, self.stop, self.taken = make_client(url), StopRequest(), []
         self._intermediate = Queue(QUEUE, connection=self.client).intermediate_queue_key
-        arguments = (make_client(url), QUEUE, "w", self.stop, self._on_take)
-        self.thread = threading.Thread(target=work_on, args=arguments, daemon=True)
+        arguments = (make_client(url), QUEUE, "w", self.stop)
+        calls = {"on_take": self._on_take, "do_task": jobs.note}
+        self.thread = threading.Thread(target=work_on, args=arguments, kwargs=calls, daemon=True)
 
     def _on_take(self, identifier):
         shard_of_job(identifier)
@@ -57,14 +59,12 @@ def ran():
     return jobs.ran
 
 
-def put(client, shard, name="note", *, serializer=MsgpackSerializer, argument=None):
+def put(client, shard, task=TASK, *, serializer=MsgpackSerializer, argument=None):
     """Enqueue one job as the producer does; return its id."""
     identifier = job_id(QUEUE, shard, "a_1")
     queue = Queue(QUEUE, connection=client, serializer=serializer)
     argument = identifier.encode() if argument is None else argument
-    data = Queue.prepare_data(
-        func=f"tests.gpu_worker.jobs.{name}", args=(argument,), job_id=identifier, timeout=-1, result_ttl=0
-    )
+    data = Queue.prepare_data(func=task, args=(argument,), job_id=identifier, timeout=-1, result_ttl=0)
     queue.enqueue_many([data])
     return identifier
 
@@ -90,13 +90,29 @@ def test_the_lease_is_set_before_rq_lets_go(redis_server):
     assert [(identifier, True)] == loop.taken
 
 
-def test_a_job_that_raises_ends_nothing(redis_server, ran):
-    """A job that raises is not run again, and the next one runs."""
+@pytest.mark.parametrize("task", ["tests.gpu_worker.jobs.note", "os.system"])
+def test_a_job_that_names_a_function_is_not_executed(redis_server, ran, task):
+    """A worker does its one task and calls nothing by name; the foreign job is dropped and the next one runs."""
     with a_loop(redis_server.url) as loop:
-        first, second = put(loop.client, 0, "fail"), put(loop.client, 1)
+        put(loop.client, 0, task)
+        second = put(loop.client, 1)
+        wait_until(lambda: ran)
+
+    assert [second.encode()] == ran
+    assert [b"rq:queues"] == loop.client.keys("*")
+
+
+def test_callbacks_are_not_executed(redis_server, ran):
+    """A job of our task that names functions for its success or failure is done; they are not called."""
+    queue = Queue(QUEUE, connection=make_client(redis_server.url), serializer=MsgpackSerializer)
+    after = Callback("tests.gpu_worker.jobs.fail")
+    with a_loop(redis_server.url):
+        queue.enqueue_call(TASK, args=(b"x",), job_id=job_id(QUEUE, 0, "a_1"), on_success=after, on_failure=after)
+        wait_until(lambda: ran)
+        put(queue.connection, 1)
         wait_until(lambda: len(ran) == 2)
 
-    assert [first.encode(), second.encode()] == ran
+    assert b"x" == ran[0]
 
 
 @pytest.mark.parametrize("is_argument_hostile", [False, True])
@@ -114,7 +130,7 @@ def test_a_pickled_job_is_not_executed(redis_server, ran, is_argument_hostile):
 def test_a_job_that_names_no_shard_is_not_executed(redis_server, ran):
     """A foreign id is not run, and does not end the loop."""
     with a_loop(redis_server.url) as loop:
-        data = Queue.prepare_data(func="tests.gpu_worker.jobs.note", args=(b"foreign",), job_id="foreign")
+        data = Queue.prepare_data(func=TASK, args=(b"foreign",), job_id="foreign")
         Queue(QUEUE, connection=loop.client, serializer=MsgpackSerializer).enqueue_many([data])
         second = put(loop.client, 1)
         wait_until(lambda: ran)

@@ -78,7 +78,7 @@ def test_a_wrong_token_ends_the_worker(services, plan_arguments, tmp_path):
 
     worker = services.worker("worker-a")
 
-    assert 1 == worker.wait(60)
+    assert 2 == worker.wait(60)
     assert "unauthorized" in worker.events("worker_refused")[0]["message"]
 
 

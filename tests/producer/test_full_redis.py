@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from gpu_worker import extract
 from gpu_worker.leases import set_lease
 from gpu_worker.queue_loop import work_on
 from hiddenstream.chassis.lifecycle import StopRequest
@@ -34,7 +33,7 @@ class StoringWorker:
         self.thread = threading.Thread(target=self._work, daemon=True)
 
     def _work(self):
-        work_on(self._client, self._queue, "w", self.stop, self._on_take)
+        work_on(self._client, self._queue, "w", self.stop, on_take=self._on_take, do_task=self.deliver)
 
     def _on_take(self, identifier):
         set_lease(self._client, self._queue, shard_of_job(identifier), "w:1")
@@ -46,7 +45,7 @@ class StoringWorker:
         self._client.delete(lease_key(self._queue, shard))
 
 
-def test_a_run_larger_than_redis_completes(tmp_path, redis_server, monkeypatch, caplog):
+def test_a_run_larger_than_redis_completes(tmp_path, redis_server, caplog):
     """The producer keeps on the queue what fits, so workers can take jobs, and every shard is delivered once."""
     paths = a_run(tmp_path / "run", [[SHARD_TOKENS]] * SHARDS)
     client = make_client(redis_server.url)
@@ -58,7 +57,6 @@ def test_a_run_larger_than_redis_completes(tmp_path, redis_server, monkeypatch, 
     arguments = (paths, paths.read_record(), settings, stop)
     producing = threading.Thread(target=lambda: codes.append(produce(*arguments)), daemon=True)
     worker = StoringWorker(paths, make_client(redis_server.url))
-    monkeypatch.setattr(extract, "_extraction", worker)
 
     producing.start()
     wait_until(lambda: QUEUE_SHRUNK in caplog.messages)
