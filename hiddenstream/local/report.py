@@ -43,6 +43,7 @@ class Bar:
     def __init__(self, record: RunRecord, ledger: LedgerReader) -> None:
         self._record = record
         self._ledger = ledger
+        self._is_terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=record.tokens,
             initial=sum(commit.tokens for commit in ledger.commits.values()),
@@ -51,7 +52,7 @@ class Bar:
             unit_scale=True,
             dynamic_ncols=True,
             smoothing=0.1,
-            mininterval=0.2 if sys.stderr.isatty() else 10.0,
+            mininterval=0.2 if self._is_terminal else 10.0,
         )
 
     def update(self) -> bool:
@@ -63,8 +64,8 @@ class Bar:
             samples = f"{sum(c.samples for c in commits):,}/{self._record.samples:,} samples"
             self._bar.set_postfix_str(samples, refresh=False)
             self._bar.update(sum(commit.tokens for commit in fresh))
-        else:
-            self._bar.update(0)
+        elif self._is_terminal:
+            self._bar.refresh()  # its clock goes on while nothing arrives
         return bool(fresh)
 
     def note(self, text: str) -> None:
