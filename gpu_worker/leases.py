@@ -94,8 +94,11 @@ class LeaseKeeper:
             held = dict(self._held)
         for shard, holder in held.items():
             is_ours = self._refresh(keys=[lease_key(self._queue, shard)], args=[holder, _LIFETIME_MS])
+            with self._lock:
+                is_held = self._held.get(shard) == holder  # it may be done, or delivered anew, meanwhile
+                if is_held and not is_ours:
+                    del self._held[shard]
             if not is_ours:
                 log(_LOGGER, LEASE_LOST, {"shard": shard}, level=logging.WARNING)
-                with self._lock:
-                    if self._held.get(shard) == holder:  # a newer delivery may have been taken meanwhile
-                        del self._held[shard]
+            elif not is_held:
+                self._release(keys=[lease_key(self._queue, shard)], args=[holder])

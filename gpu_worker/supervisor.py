@@ -52,6 +52,7 @@ class Supervisor:
         self._stop = stop
         self._token = secret(settings.token, settings.token_file)
         self._sink = SinkClient(settings.sink, settings.run, self._token)
+        self._redis = make_client(settings.redis)
         self._last_progress = time.monotonic()
         self._is_loaded = self._has_worked = self._is_run_complete = False
         self._taken_shard: int | None = None
@@ -70,10 +71,9 @@ class Supervisor:
         record = self._wait_for_run()
         if record is None:
             return 0
-        client = make_client(self._settings.redis)
-        if not wait_for_redis(client, self._stop):
+        if not wait_for_redis(self._redis, self._stop):
             return 0
-        self._leases = LeaseKeeper(client, queue_name(record.run, record.identity.fingerprint))
+        self._leases = LeaseKeeper(self._redis, queue_name(record.run, record.identity.fingerprint))
         try:
             return self._keep_an_engine(self._orders(record))
         finally:
