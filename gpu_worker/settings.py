@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiddenstream.chassis.settings import address, seconds, setting, whole_number
-from hiddenstream.contracts.queue import RUN_NAME
-
-
-def run_name(text: str) -> str:
-    """Parse a run's name."""
-    if not RUN_NAME.fullmatch(text):
-        raise ValueError("give 1 to 64 letters, digits, '_' or '-', beginning with a letter or digit")
-    return text
-
-
-def worker_name(text: str) -> str:
-    """Parse a worker's name."""
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text):
-        raise ValueError("give 1 to 64 letters, digits, '_', '-' or '.'")
-    return text
+from hiddenstream.chassis.settings import address, seconds, setting, short_name, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +15,7 @@ class WorkerSettings:
 
     redis: str = setting(means="URL of the queue: redis://[USER:PASSWORD@]HOST:PORT/DB, rediss:// or unix://PATH")
     sink: str = setting(means="URL of the sink: http://HOST:PORT")
-    run: str = setting(parse=run_name, means="name of the run to work for, as `hiddenstream plan` printed it")
+    run: str = setting(parse=short_name, means="name of the run to work for, as `hiddenstream plan` printed it")
     model: str | None = setting(
         None, means="path or hub id of the model; needed where it lies elsewhere than for the producer"
     )
@@ -41,7 +25,11 @@ class WorkerSettings:
         parse=whole_number(least=1),
         means="most token slots of one forward batch; lowers the plan's budget on a small GPU",
     )
-    name: str = setting(socket.gethostname(), parse=worker_name, means="what this worker is called in logs and ledger")
+    name: str = setting(
+        socket.gethostname().replace(".", "-")[:64],
+        parse=short_name,
+        means="what this worker is called in logs and ledger",
+    )
     token: str | None = setting(None, means="bearer token that the sink asks for")
     token_file: Path | None = setting(None, parse=Path, means="file that holds the token; safer than the flag")
     metrics_listen: tuple[str, int] = setting(

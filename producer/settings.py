@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiddenstream.chassis.settings import is_on, one_of, setting, whole_number
-from hiddenstream.contracts.queue import RUN_NAME
+from hiddenstream.chassis.settings import is_on, one_of, setting, short_name, whole_number
 from hiddenstream.contracts.run import DTYPES
 from hiddenstream.contracts.taps import PRESETS
 
@@ -19,13 +18,6 @@ DEFAULT_DTYPE = "bfloat16"
 DEFAULT_OVER_LONG = "reject"
 DEFAULT_TOKEN_BUDGET = 12_288
 DEFAULT_SHARD_BYTES = 1024**3
-
-
-def parse_run_name(text: str) -> str:
-    """Parse a run's name."""
-    if not RUN_NAME.fullmatch(text):
-        raise ValueError("give 1 to 64 letters, digits, '-' and '_', beginning with a letter or digit")
-    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,5 +74,5 @@ class PlanFlags:
         None, means="stop at the first row that cannot be used instead of counting it; no unless given", parse=is_on
     )
     run_name: str | None = setting(
-        None, means="name of the run on queue and wire; the folder's name unless given", parse=parse_run_name
+        None, means="name of the run on queue and wire; the folder's name unless given", parse=short_name
     )

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiddenstream.chassis.settings import address, seconds, setting, whole_number
-
-_SINK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it names a folder and a ledger
-
-
-def sink_name(text: str) -> str:
-    """Parse a sink's name."""
-    if not _SINK_NAME.fullmatch(text):
-        raise ValueError("give 1 to 64 letters, digits, '_' or '-'")
-    return text
+from hiddenstream.chassis.settings import address, seconds, setting, short_name, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +25,7 @@ class SinkSettings:
     name: str = setting(
         "sink",
         means="name of this sink's ledger and folder; choose another one for each sink of the same run directory",
-        parse=sink_name,
+        parse=short_name,
     )
     token: str | None = setting(
         None,

@@ -10,18 +10,14 @@ import pytest
 from hiddenstream.contracts.shard import header_length
 from hiddenstream.run_directory.plan import Plan
 from hiddenstream.verify.verify import verify_run
-from tests.factories import a_run, a_shard, store_shard, the_states
+from tests.factories import a_run, a_shard, the_states
 from tests.run_helpers import append_line, commit_shard, line_of
-from tests.verify_helpers import flip, found, overwrite, tensor_begin
+from tests.verify_helpers import a_complete_run, flip, found, overwrite, tensor_begin
 
 
 @pytest.fixture
 def paths(tmp_path):
-    """A complete run of three shards with five samples."""
-    paths = a_run(tmp_path / "run", ((3, 1), (2,), (5, 4)))
-    for shard in range(3):
-        store_shard(paths, shard)
-    return paths
+    return a_complete_run(tmp_path / "run")
 
 
 def test_a_whole_run_is_good(paths):

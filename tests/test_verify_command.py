@@ -12,16 +12,12 @@ from hiddenstream.cli import run_command
 from hiddenstream.contracts.run import Quarantined
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import commit_shard
-from tests.verify_helpers import flip, tensor_begin
+from tests.verify_helpers import a_complete_run, flip, tensor_begin
 
 
 @pytest.fixture
 def paths(tmp_path):
-    """A complete run of three shards with five samples."""
-    paths = a_run(tmp_path / "run", ((3, 1), (2,), (5, 4)))
-    for shard in range(3):
-        store_shard(paths, shard)
-    return paths
+    return a_complete_run(tmp_path / "run")
 
 
 def test_quarantined_samples_show_in_the_exit_code(tmp_path):

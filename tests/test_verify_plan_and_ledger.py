@@ -8,18 +8,14 @@ import pytest
 
 from hiddenstream.cli import run_command
 from hiddenstream.verify.verify import verify_run
-from tests.factories import a_run, a_shard, store_shard
+from tests.factories import a_shard
 from tests.run_helpers import append_line, commit_shard, line_of, with_column, with_record
-from tests.verify_helpers import flip, found
+from tests.verify_helpers import a_complete_run, flip, found
 
 
 @pytest.fixture
 def paths(tmp_path):
-    """A complete run of three shards with five samples."""
-    paths = a_run(tmp_path / "run", ((3, 1), (2,), (5, 4)))
-    for shard in range(3):
-        store_shard(paths, shard)
-    return paths
+    return a_complete_run(tmp_path / "run")
 
 
 def test_a_torn_ledger_line_is_found_by_file_and_line(paths):

@@ -6,6 +6,15 @@ from pathlib import Path
 
 from hiddenstream.contracts.shard import decode_header, header_length
 from hiddenstream.verify.verify import verify_run
+from tests.factories import a_run, store_shard
+
+
+def a_complete_run(root: Path):
+    """A complete run of three shards with five samples."""
+    paths = a_run(root, ((3, 1), (2,), (5, 4)))
+    for shard in range(3):
+        store_shard(paths, shard)
+    return paths
 
 
 def found(paths):

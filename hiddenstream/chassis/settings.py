@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hiddenstream.contracts.errors import UsageError
+from hiddenstream.contracts.queue import RUN_NAME
 
 PREFIX = "HIDDENSTREAM_"
 NOT_SETTINGS = frozenset({"HIDDENSTREAM_CACHE"})  # the demo's cache folder, read by its script
@@ -197,6 +198,13 @@ def one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def short_name(text: str) -> str:
+    """Parse the name of a run, a worker or a sink; it becomes part of keys, URLs and file names."""
+    if not RUN_NAME.fullmatch(text):
+        raise ValueError("give 1 to 64 letters, digits, '_' or '-', beginning with a letter or digit")
+    return text
 
 
 def address(text: str) -> tuple[str, int]:
