@@ -77,7 +77,7 @@ class Pipeline:
                 ChildSpec(
                     name=name,
                     command=command,
-                    environment={**environment, **_gpu_of(name, gpus)},
+                    environment={**environment, **gpu_of(name, gpus)},
                     ends_well=_ends_well(name),
                 ),
                 paths.logs,
@@ -143,7 +143,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     return [str(number) for number, _ in enumerate(_GPU_FOLDER.iterdir())] if _GPU_FOLDER.is_dir() else []
 
 
-def _gpu_of(name: str, gpus: list[str]) -> dict[str, str]:
+def gpu_of(name: str, gpus: list[str]) -> dict[str, str]:
     """Give each worker a GPU of its own, in turn where there are more workers than GPUs."""
     if not gpus or not name.startswith("worker-"):
         return {}

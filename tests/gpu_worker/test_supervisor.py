@@ -134,3 +134,21 @@ def test_a_hung_engine_is_killed_and_replaced(services, tmp_path):
     assert 0 == worker.wait(60)
     assert [-signal.SIGKILL] == [event["exit_code"] for event in worker.events("engine_died")]
     assert_complete_and_equal(services.paths, rows)
+
+
+def test_a_second_signal_ends_a_worker_that_waits_for_the_sink(services, plan_arguments):
+    """The first SIGTERM lets a worker wait for a sink without disk, to save what it computed; the second does not."""
+    services.sink("--reserve-bytes", "1000000G")
+    services.producer(*plan_arguments)
+    worker = services.worker("worker-a")
+    wait_until(lambda: "disk_full" in worker.log.read_text(), 60)
+
+    worker.process.send_signal(signal.SIGTERM)
+    waited = len(worker.events("sink_waited_for"))
+    wait_until(lambda: len(worker.events("sink_waited_for")) > waited + 1, 60)
+    code_after_one = worker.process.poll()
+    worker.process.send_signal(signal.SIGTERM)
+
+    assert code_after_one is None
+    assert 1 == worker.wait(10)
+    assert 0 == services.commits()

@@ -122,3 +122,11 @@ def test_a_capture_holds_nothing_of_the_one_before():
 
     assert {} == second
     assert first.keys() == set(TAPS)
+
+
+def test_a_block_that_runs_twice_is_refused():
+    """A model that runs its blocks in a loop has two outputs of block 0; neither may be stored as block.0."""
+    blocks = nn.ModuleList([Block()])
+
+    with pytest.raises(ModelError, match=r"block\.0 is reached more than once"), captured_taps(blocks, ("block.0",)):
+        run([*blocks, *blocks], STATE)

@@ -99,10 +99,10 @@ class Services:
         """Start the producer."""
         return self.start("producer", "producer", str(self.paths.root), "--redis", self.redis_url, *arguments)
 
-    def sink(self) -> Service:
+    def sink(self, *arguments: str) -> Service:
         """Start the sink."""
         secret = ["--token-file", str(self.token_file)]
-        return self.start("sink", "sink", str(self.paths.root), "--listen", self.sink_address, *secret)
+        return self.start("sink", "sink", str(self.paths.root), "--listen", self.sink_address, *secret, *arguments)
 
     def worker(self, name: str, *arguments: str) -> Service:
         """Start a worker."""
