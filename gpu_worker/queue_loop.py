@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import redis
 from rq import Queue, SimpleWorker
-from rq.exceptions import DequeueTimeout, DeserializationError
+from rq.exceptions import DequeueTimeout, DeserializationError, InvalidJobOperation, NoSuchJobError
+from rq.executions import Execution
 from rq.job import Job
 from rq.timeouts import BaseDeathPenalty
 from rq.worker import WorkerStatus
@@ -26,7 +27,9 @@ from hiddenstream.contracts.queue import MsgpackSerializer
 
 QUEUE_LEFT = "queue_left"
 JOB_REFUSED = "job_refused"
+QUEUE_BOOKS_LOST = "queue_books_lost"
 _LOGGER = logging.getLogger("gpu_worker.queue")
+_LOST_BOOKS = (redis.RedisError, OSError, InvalidJobOperation, NoSuchJobError)  # Redis is away, or was emptied
 _DEQUEUE_SECONDS = 1  # how soon an idle worker sees a request to stop
 
 
@@ -57,13 +60,27 @@ class _QueueWorker(SimpleWorker):  # type: ignore[misc]
             self.connection.lrem(queue.intermediate_queue_key, 0, job.id)
             job.delete(remove_from_queue=False)
             return
-        execution = self.prepare_execution(job)
-        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
-        self._do_task(payload)
-        with self.connection.pipeline() as pipeline:
-            self.cleanup_execution(job, pipeline=pipeline, execution=execution)
-            job.delete(pipeline=pipeline, remove_from_queue=False)
-            pipeline.execute()
+        execution = self._note_start(job)
+        self._do_task(payload)  # come what may: the delivery is in hand now, and only its end gives the lease up
+        self._note_end(job, execution)
+
+    def _note_start(self, job: Job) -> Execution | None:
+        try:
+            execution = self.prepare_execution(job)
+            self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        except _LOST_BOOKS as error:
+            log(_LOGGER, QUEUE_BOOKS_LOST, {"job": job.id, "message": str(error)}, level=logging.WARNING)
+            return None
+        return execution
+
+    def _note_end(self, job: Job, execution: Execution | None) -> None:
+        try:
+            with self.connection.pipeline() as pipeline:
+                self.cleanup_execution(job, pipeline=pipeline, execution=execution)
+                job.delete(pipeline=pipeline, remove_from_queue=False)
+                pipeline.execute()
+        except _LOST_BOOKS as error:
+            log(_LOGGER, QUEUE_BOOKS_LOST, {"job": job.id, "message": str(error)}, level=logging.WARNING)
 
     def dequeue_job_and_maintain_ttl(
         self, _timeout: int | None, _max_idle_time: int | None = None

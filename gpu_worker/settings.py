@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiddenstream.chassis.settings import address, seconds, setting, short_name, whole_number
+from hiddenstream.chassis.settings import address, device_name, seconds, setting, short_name, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class WorkerSettings:
     model: str | None = setting(
         None, means="path or hub id of the model; needed where it lies elsewhere than for the producer"
     )
-    device: str = setting("auto", means="cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    device: str = setting("auto", parse=device_name, means="cpu, cuda or cuda:N; auto takes CUDA where there is one")
     token_budget: int | None = setting(
         None,
         parse=whole_number(least=1),

@@ -47,6 +47,12 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except HiddenstreamError as error:
         print(f"hiddenstream {name}: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"hiddenstream {name}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"hiddenstream {name}: interrupted", file=sys.stderr)
         return 130

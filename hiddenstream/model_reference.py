@@ -52,6 +52,10 @@ def resolve_model(name: str, revision: str | None = None) -> ModelReference:
     """
     from transformers import AutoConfig  # takes a second to import
 
+    if Path(name).is_dir():
+        name = str(Path(name).absolute())  # workers and later commands start elsewhere
+    elif name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        raise ModelError(f"--model {name}: there is no such folder")
     try:
         config = AutoConfig.from_pretrained(name, revision=revision)
     except (OSError, ValueError, KeyError) as error:

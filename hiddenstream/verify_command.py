@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ def recompute(settings: VerifySettings) -> RecomputeReport:
         worker = importlib.import_module("gpu_worker.recompute")
     except ImportError as error:
         raise UsageError(f"--recompute needs the worker: pip install 'hiddenstream[worker]' ({error})") from error
+    sys.stderr.write(f"recomputing {settings.recompute} samples with plain transformers\n")
     report = worker.recompute_samples(
         run_directory=settings.run_directory, count=settings.recompute, model=settings.model, seed=settings.seed
     )

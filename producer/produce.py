@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import log, start_logging
 from hiddenstream.chassis.metrics import MetricsServer
-from hiddenstream.chassis.redis_connection import make_client, wait_for_redis
+from hiddenstream.chassis.redis_connection import make_client, refuse_unfit_if_reachable, wait_for_redis
 from hiddenstream.chassis.settings import address, from_process, setting, whole_number
 from hiddenstream.contracts.errors import HiddenstreamError
 from hiddenstream.contracts.run import RunRecord
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_logging("producer")
     paths = RunPaths(settings.run_directory)
     try:
+        refuse_unfit_if_reachable(make_client(settings.redis))
         with producer_lock(paths):
             record = ensure_plan(settings)  # a signal may end it at once: the plan counts when run.json is there
             return produce(paths, record, settings, StopRequest().install())

@@ -143,6 +143,10 @@ def _tap_differences(flags: PlanFlags, record: RunRecord) -> list[str]:
 
 def _data_differences(flags: PlanFlags, record: RunRecord) -> list[str]:
     missing = [str(path) for path in flags.data if not path.exists()]
+    planned = [source.name for source in record.sources]
+    foreign = [name for name in missing if not any(f"{source}/".startswith(f"{name}/") for source in planned)]
+    if foreign:
+        return [f"data: there is no {name}, and the run was not planned from it" for name in foreign]
     if missing:
         message = "the data is gone, so it cannot be compared; the plan holds the tokens"
         log(_LOGGER, DATA_NOT_CHECKED, {"missing": missing, "message": message}, level=logging.WARNING)

@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command ``sink``; return its exit code."""
     start_logging("sink")
     try:
-        settings = from_process(SinkSettings, command="sink", arguments=arguments)
+        settings = from_process(SinkSettings, command="hiddenstream sink", arguments=arguments)
         return serve(settings, StopRequest().install())
     except HiddenstreamError as error:
         log(_LOGGER, SINK_FAILED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)

@@ -55,6 +55,20 @@ def wait_for_redis(client: redis.Redis, stop: StopRequest) -> bool:
     return False
 
 
+def refuse_unfit_if_reachable(client: redis.Redis) -> None:
+    """Refuse an unfit Redis before any work; one that is away is waited for when it is needed.
+
+    Raises:
+        QueueError: as :func:`refuse_unfit`, or it refuses the credentials.
+    """
+    try:
+        refuse_unfit(client)
+    except redis.AuthenticationError as error:
+        raise QueueError(f"Redis refuses the user or password in --redis: {error}") from error
+    except REDIS_ERRORS:
+        return
+
+
 def refuse_unfit(client: redis.Redis) -> None:
     """Refuse a Redis that may throw jobs or leases away.
 

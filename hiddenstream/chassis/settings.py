@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
@@ -204,6 +205,13 @@ def short_name(text: str) -> str:
     """Parse the name of a run, a worker or a sink; it becomes part of keys, URLs and file names."""
     if not RUN_NAME.fullmatch(text):
         raise ValueError("give 1 to 64 letters, digits, '_' or '-', beginning with a letter or digit")
+    return text
+
+
+def device_name(text: str) -> str:
+    """Parse a device."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
+        raise ValueError("choose cpu, cuda, cuda:N or auto")
     return text
 
 

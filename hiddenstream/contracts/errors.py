@@ -60,6 +60,7 @@ class QueueError(HiddenstreamError):
     """A Redis that cannot serve as the queue as it is configured."""
 
     reason = "queue"
+    exit_code = 2
 
 
 class DiskTooSmall(HiddenstreamError):

@@ -96,11 +96,12 @@ class Pipeline:
         """The workers."""
         return [child for name, child in self._children.items() if name.startswith("worker-")]
 
-    def watch(self, stop: StopRequest, on_look: Callable[[], bool]) -> None:
-        """Keep every service alive until the producer and the workers have ended, or stopping is asked for.
+    def watch(self, stop: StopRequest, on_look: Callable[[], bool], on_restart: Callable[[str, int], None]) -> None:
+        """Keep every service alive until the producer has ended, or stopping is asked for.
 
         Args:
             on_look: called a few times a second; returns whether the run has moved since.
+            on_restart: called with the name of a service that died and was started again, and its exit code.
 
         Raises:
             ChildFailed: a service refuses, or keeps dying.
@@ -111,8 +112,10 @@ class Pipeline:
                     child.note_progress()
             if self._children["producer"].has_ended_well():
                 return
-            for child in self._children.values():
-                child.keep_alive()
+            for name, child in self._children.items():
+                code = child.keep_alive()
+                if code is not None:
+                    on_restart(name, code)
 
     def stop(self, is_hurried: Callable[[], bool]) -> None:
         """Stop the workers first, so that what they computed is stored, and the queue last.

@@ -83,15 +83,15 @@ class Child:
         """The run moves: count restarts anew."""
         self._restarts = 0
 
-    def keep_alive(self) -> None:
-        """Start it again some time after it died.
+    def keep_alive(self) -> int | None:
+        """Start it again some time after it died; return the exit code of the one that was replaced.
 
         Raises:
             ChildFailed: it refused to work, or keeps dying.
         """
         code = self._process.poll()
         if code is None or code in self.spec.ends_well:
-            return
+            return None
         if code == _REFUSED_EXIT or self._restarts >= _MOST_RESTARTS:
             why = self.last_error() or f"it ended with exit code {code}"
             raise ChildFailed(f"{self.spec.name}: {why} (log: {self.log_file})")
@@ -100,6 +100,8 @@ class Child:
         elif time.monotonic() - self._died_at >= _RESTART_SECONDS:
             self._restarts += 1
             self._start()
+            return code
+        return None
 
     def stop(self, *, patience_seconds: float) -> None:
         """Ask it to stop, and kill it if it does not within *patience_seconds*."""

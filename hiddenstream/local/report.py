@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 
 from tqdm import tqdm
 
@@ -43,6 +44,7 @@ class Bar:
     def __init__(self, record: RunRecord, ledger: LedgerReader) -> None:
         self._record = record
         self._ledger = ledger
+        self._is_extracting = False
         self._is_terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=record.tokens,
@@ -51,16 +53,19 @@ class Bar:
             unit="tok",
             unit_scale=True,
             dynamic_ncols=True,
-            smoothing=0.1,
+            smoothing=0,
             mininterval=0.2 if self._is_terminal else 10.0,
         )
 
-    def update(self) -> bool:
+    def update(self, *, is_model_loaded: bool = True) -> bool:
         """Read the ledger and redraw; return whether there was news."""
         fresh = self._ledger.poll()
+        if is_model_loaded and not self._is_extracting:
+            self._is_extracting = True
+            self._bar.set_description("extracting", refresh=False)
+            self._bar.initial, self._bar.start_t = self._bar.n, time.time()  # the rate is of extracting alone
         if fresh:
             commits = self._ledger.commits.values()
-            self._bar.set_description("extracting", refresh=False)
             samples = f"{sum(c.samples for c in commits):,}/{self._record.samples:,} samples"
             self._bar.set_postfix_str(samples, refresh=False)
             self._bar.update(sum(commit.tokens for commit in fresh))
@@ -74,7 +79,7 @@ class Bar:
 
     def close(self) -> None:
         """Draw the bar for the last time."""
-        self.update()
+        self.update(is_model_loaded=self._is_extracting)
         self._bar.close()
 
 
@@ -102,6 +107,7 @@ def recompute_report(paths: RunPaths, count: int, model: str | None) -> bool:
     """Recompute samples with plain transformers and print the differences; return whether they are within bounds."""
     from gpu_worker.recompute import recompute_samples  # loads torch
 
+    say(f"recomputing {count} samples with plain transformers")
     report = recompute_samples(paths.root, count, model, seed=None)
     say(report.summary())
     return report.is_within

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hiddenstream.chassis.lifecycle import StopRequest
-from hiddenstream.chassis.logs import start_logging
-from hiddenstream.chassis.settings import from_process, setting, whole_number
+from hiddenstream.chassis.logs import log, start_logging
+from hiddenstream.chassis.redis_connection import make_client, refuse_unfit_if_reachable
+from hiddenstream.chassis.settings import device_name, from_process, setting, whole_number
 from hiddenstream.contracts.run import RunRecord
+from hiddenstream.local.news import News
 from hiddenstream.local.pipeline import LocalPlan, Pipeline
 from hiddenstream.local.report import Bar, PlanningProgress, recompute_report, say, summary
 from hiddenstream.progress import Progress, progress_of
@@ -20,13 +22,16 @@ from hiddenstream.run_directory.paths import RunPaths, producer_lock
 from producer.resume import ensure_plan
 from producer.settings import PlanFlags
 
+SERVICE_RESTARTED = "service_restarted"
+_LOGGER = logging.getLogger("hiddenstream.local")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings(PlanFlags):
     """Run the whole pipeline on this machine: queue, producer, workers, sink. Run it again to continue."""
 
     workers: int = setting(1, parse=whole_number(least=1, most=64), means="worker processes; one per GPU")
-    device: str = setting("auto", means="cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    device: str = setting("auto", parse=device_name, means="cpu, cuda or cuda:N; auto takes CUDA where there is one")
     redis: str | None = setting(None, means="URL of a Redis to use; one of its own is started unless given")
     recompute: int = setting(
         0, parse=whole_number(least=0), means="samples to recompute with plain transformers at the end, drawn at random"
@@ -41,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     settings = from_process(RunSettings, command="hiddenstream run", arguments=arguments)
     paths = RunPaths(settings.run_directory)
+    if settings.redis is not None:
+        refuse_unfit_if_reachable(make_client(settings.redis))
     paths.logs.mkdir(parents=True, exist_ok=True)
     with open(paths.logs / "run.jsonl", "a") as log_file:
         start_logging("run", stream=log_file)
@@ -58,10 +65,11 @@ def _run(paths: RunPaths, record: RunRecord, settings: RunSettings) -> int:
     if before.is_complete:
         say(
             f"nothing to do: all {before.committed_samples:,} samples are stored in {paths.root}"
-            " (no forward pass was made; `hiddenstream verify` proves it)"
+            " (no forward pass was made; `hiddenstream verify` proves that they are whole, and recomputes with"
+            " --recompute)"
         )
         return before.exit_code
-    _say_plan(record, before)
+    _say_plan(paths, record, before)
     started = time.monotonic()
     _run_services(paths, record, settings, ledger)
     ledger.poll()
@@ -72,21 +80,23 @@ def _run(paths: RunPaths, record: RunRecord, settings: RunSettings) -> int:
     return after.exit_code
 
 
-def _say_plan(record: RunRecord, before: Progress) -> None:
+def _say_plan(paths: RunPaths, record: RunRecord, before: Progress) -> None:
     states_gb = record.tokens * record.identity.bytes_per_token / 1e9
     say(
         f"{record.samples:,} samples, {record.tokens:,} tokens, {record.shards:,} shards,"
         f" {states_gb:.2f} GB of states; taps {', '.join(record.identity.taps)}"
     )
     for reason, rows in sorted(record.rejected.items()):
-        say(f"  {rows:,} rows rejected: {reason}")
+        say(f"  rejected rows: {rows:,} {reason}")
     for count, what in (
-        (record.merged, "rows repeat another and are merged"),
+        (record.merged, "rows that repeat another, merged"),
         (record.truncated, f"samples cut to {record.settings.max_length:,} tokens"),
-        (record.without_mask, "samples have no loss mask"),
+        (record.without_mask, "samples without a loss mask"),
     ):
         if count:
-            say(f"  {count:,} {what}")
+            say(f"  {what}: {count:,}")
+    if record.rejected:
+        say(f"  {paths.samples} names each of them")
     if before.committed_shards:
         say(f"  {before.committed_samples:,} samples are stored already")
 
@@ -102,10 +112,23 @@ def _run_services(paths: RunPaths, record: RunRecord, settings: RunSettings, led
         queue_url=settings.redis,
         token_budget=settings.token_budget,
     )
-    pipeline = Pipeline(paths, record, plan)
     bar = Bar(record, ledger)
+    news = News(bar.note)
+    for log_file in paths.logs.glob("*.jsonl"):
+        news.skip(log_file)
+    pipeline = Pipeline(paths, record, plan)
+
+    def look() -> bool:
+        for name, child in pipeline.children.items():
+            news.read(name, child.log_file)
+        return bar.update(is_model_loaded=news.is_model_loaded)
+
+    def tell_restart(name: str, exit_code: int) -> None:
+        log(_LOGGER, SERVICE_RESTARTED, {"name": name, "exit_code": exit_code}, level=logging.WARNING)
+        bar.note(f"{name} died (exit code {exit_code}) and was started again")
+
     try:
-        pipeline.watch(stop, bar.update)
+        pipeline.watch(stop, look, tell_restart)
         if stop.is_set():
             bar.note("stopping: workers finish the shard in hand; Ctrl-C again ends them at once")
     finally:

@@ -26,6 +26,7 @@ class Loop:
 
     def __init__(self, url):
         self.client, self.stop, self.taken = make_client(url), StopRequest(), []
+        self.before_task = lambda: None  # something that happens to Redis in the moment between lease and task
         self._intermediate = Queue(QUEUE, connection=self.client).intermediate_queue_key
         arguments = (make_client(url), QUEUE, "w", self.stop)
         calls = {"on_take": self._on_take, "do_task": jobs.note}
@@ -34,6 +35,7 @@ class Loop:
     def _on_take(self, identifier):
         shard_of_job(identifier)
         self.taken.append((identifier, identifier.encode() in self.client.lrange(self._intermediate, 0, -1)))
+        self.before_task()
 
     def end(self):
         self.stop.set()
@@ -136,6 +138,17 @@ def test_a_job_that_names_no_shard_is_not_executed(redis_server, ran):
         wait_until(lambda: ran)
 
     assert [second.encode()] == ran
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_job_in_hand_is_done_whatever_happens_to_redis(redis_server, ran, is_killed):
+    """Redis emptied or killed between lease and task: the task is done, since only its end gives the lease up."""
+    with a_loop(redis_server.url) as loop:
+        loop.before_task = redis_server.kill if is_killed else loop.client.flushall
+        identifier = put(loop.client, 0)
+        wait_until(lambda: ran)
+
+    assert [identifier.encode()] == ran
 
 
 def test_an_outage_of_redis_ends_nothing(redis_server, ran):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,12 @@ def test_any_service_may_die(
 
 def child_of(parent: int, word: str) -> int:
     """Return the pid of the child process whose command line holds *word*."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    matching = [pid for pid in children if word in Path(f"/proc/{pid}/cmdline").read_text()]
-    return int(matching[0])
+
+    def matching() -> list[str]:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [pid for pid in children if word in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    return int(wait_for(matching, f"a child process with {word!r}")[0])
 
 
 def test_a_refusal_ends_the_run_with_its_reason(tmp_path: Path, run_arguments: list[str]) -> None:
@@ -191,18 +195,66 @@ def test_bad_rows_are_counted_and_the_rest_is_done(tmp_path: Path, run_arguments
 
     assert 0 == code
     for reason in ("no_tokens", "token_out_of_range", "mask_length", "over_long", "unreadable_line"):
-        assert f"1 rows rejected: {reason}" in output
-    assert "1 rows repeat another" in output
+        assert f"rejected rows: 1 {reason}" in output
+    assert "rows that repeat another, merged: 1" in output
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 def test_an_evicting_redis_is_refused(policy: str, services: Services, plan_arguments: list[str]) -> None:
-    """A Redis that may drop jobs or leases is refused by producer and worker before any work."""
+    """A Redis that may drop jobs or leases is refused by producer and run before any work, planning included."""
     services.client().config_set("maxmemory-policy", policy)
-    services.sink()
+    root = services.paths.root
+    arguments = [word for word in plan_arguments if word not in ("--reserve-bytes", "0")]
 
     producer = services.producer(*plan_arguments)
-    code = producer.wait()
+    code, _, errors = finished("run", str(root), "--redis", services.redis_url, *arguments)
+
+    assert 2 == producer.wait()
+    assert policy in producer.events("producer_refused")[0]["message"]
+    assert 2 == code
+    assert policy in errors
+    assert not services.paths.is_planned()
+
+
+def test_a_run_says_what_it_waits_for(tmp_path: Path, run_arguments: list[str]) -> None:
+    """With a Redis that is not there, the terminal names what is waited for; Ctrl-C ends the wait."""
+    process = command("run", str(tmp_path / "run"), *run_arguments, "--redis", f"unix://{tmp_path}/none.sock")
+    said = threading.Event()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "redis waited for" in line:
+                said.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    is_said = said.wait(60)
+    process.send_signal(signal.SIGINT)
+
+    assert is_said
+    assert 4 == process.wait(60)
+
+
+def test_what_died_is_said(tmp_path: Path, plan_arguments: list[str]) -> None:
+    """A service that was killed and started again is named on the terminal, with its exit code."""
+    folder = tmp_path / "run"
+    arguments = [word for word in plan_arguments if word not in ("--reserve-bytes", "0")]
+    process = command("run", str(folder), *arguments, "--device", "cpu")
+    wait_for(lambda: (folder / "logs" / "worker-0.jsonl").exists(), "the worker is started")
+
+    os.kill(child_of(process.pid, "gpu_worker"), signal.SIGKILL)
+    output, _ = process.communicate(timeout=200)
+
+    assert 0 == process.returncode
+    assert "worker-0 died (exit code -9) and was started again" in output
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, run_arguments: list[str]) -> None:
+    """A run directory that is a file ends in one line, not in a traceback."""
+    (tmp_path / "file").write_text("")
+
+    code, _, errors = finished("run", str(tmp_path / "file"), *run_arguments)
 
     assert 1 == code
-    assert policy in producer.events("producer_refused")[0]["message"]
+    assert "Traceback" not in errors
+    assert str(tmp_path / "file") in errors

@@ -53,7 +53,7 @@ def test_an_evicting_redis_is_refused(paths, services):
 
     producer = services.producer("--reserve-bytes", "0")
 
-    assert 1 == producer.wait(30)
+    assert 2 == producer.wait(30)
     refused = producer.events("producer_refused")[0]
     assert "queue" == refused["reason"]
     assert "set it to 'noeviction'" in refused["message"]
