@@ -165,7 +165,7 @@ def test_every_reason_is_documented(title, reasons):
 
 @pytest.mark.parametrize(
     ("package", "title"),
-    [("producer", "Producer"), ("gpu_worker", "Worker"), ("sink", "Sink"), ("hiddenstream", "Producer and worker")],
+    [("producer", "Producer"), ("gpu_worker", "Worker"), ("sink", "Sink"), ("hiddenstream", "Common")],
 )
 def test_every_event_is_documented(package, title):
     """Each event that a service logs has a row in the table of that service, and the table has no other."""
