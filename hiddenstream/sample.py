@@ -80,6 +80,10 @@ class Sample:
     taps: tuple[str, ...]
     final_tap: str | None
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.hidden_states.shape))
+        return f"Sample({self.id!r}, {self.input_ids.size} tokens, states {shape} {self.hidden_states.dtype})"
+
     def states_of(self, tap: str) -> npt.NDArray[Any]:
         """Return one tap's states, [S, H], as a view.
 

@@ -15,7 +15,7 @@ from hiddenstream.contracts.run import RunRecord
 from hiddenstream.run_directory.paths import RunPaths
 from hiddenstream.run_directory.plan import PLANNED, REJECTED
 
-_MAX_EXAMPLES = 5
+_MAX_EXAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,19 @@ class PlanReport:
         )
 
 
+def _examples(rejected: pa.Table) -> list[dict[str, Any]]:
+    """Return the first row of each reason, as far as examples go."""
+    reasons = rejected["reason"].cast(pa.string()).to_pylist()
+    first_rows = sorted({reason: row for row, reason in reversed(list(enumerate(reasons)))}.values())
+    examples: list[dict[str, Any]] = rejected.take(first_rows[:_MAX_EXAMPLES]).to_pylist()
+    return examples
+
+
 def report_plan(paths: RunPaths, record: RunRecord) -> PlanReport:
     """Gather the figures of the plan in *paths*."""
     table = pq.read_table(paths.samples, columns=["status", "tokens", "source", "reason", "detail"])
     status = table["status"].cast(pa.string())
-    rejected = table.filter(pc.equal(status, REJECTED)).slice(0, _MAX_EXAMPLES).to_pylist()
+    rejected = _examples(table.filter(pc.equal(status, REJECTED)))
     planned = table["tokens"].filter(pc.equal(status, PLANNED))
     return PlanReport(
         run=record.run,
