@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CONVERSATIONS = 200
+TURNS = range(2, 31)  # of longer ones there are few, and two cores would be at them for minutes
 
 
 def prepare(folder: Path) -> None:
@@ -70,12 +71,12 @@ def gguf_file() -> Path:
 
 
 def conversations() -> Iterator[dict[str, Any]]:
-    """Yield conversations with an answer as chat rows, in the data set's order."""
+    """Yield conversations of 2 to 30 turns as chat rows, in the data set's order."""
     from chitchat_dataset import Dataset
 
     for key, conversation in Dataset().items():
         turns = [turn for turn in conversation["messages"] if turn]
-        if len(turns) < 2:
+        if len(turns) not in TURNS:
             continue
         first_speaker = turns[0][0]["sender"]
         yield {
