@@ -20,12 +20,13 @@ from gpu_worker.shard_file import finish_shard
 from gpu_worker.sink_client import SinkClient, SinkUnavailable
 from gpu_worker.upload import FinishedShard, Uploader, log_waiting
 from hiddenstream.chassis.lifecycle import StopRequest, backoff
-from hiddenstream.contracts.errors import RunMismatch
+from hiddenstream.contracts.errors import RunMismatch, WireError
 from hiddenstream.contracts.job import ExtractionJob
 from hiddenstream.contracts.run import RunRecord
 
 EXTRACTION_FAILED = "extraction_failed"
 BROKEN_DEVICE_EXIT = 71
+_MESSAGE_CHARACTERS = 1000
 _LOGGER = logging.getLogger("gpu_worker.extract")
 
 
@@ -71,7 +72,7 @@ class Extraction:
             outcome, message = "given_back", str(error)
         except Exception as error:
             _LOGGER.exception(EXTRACTION_FAILED, extra={"facts": {"shard": shard, "delivery": delivery}})
-            outcome, message = "failed", repr(error)
+            outcome, message = "failed", repr(error)[:_MESSAGE_CHARACTERS]
         if outcome != "handed_over":
             self._reporter.done(ShardExtracted(shard=shard, delivery=delivery, outcome=outcome, message=message))
         if "CUDA error" in message or "AcceleratorError" in message:
@@ -85,8 +86,11 @@ class Extraction:
     def _compute_and_hand_over(self, payload: bytes) -> str:
         job = ExtractionJob.decode(payload)
         refuse_other_run(job, self._record)
-        if job.shard in self._in_hand:
-            return "in_hand"
+        if (job.shard, job.delivery) != self._taken:  # its lease and its end would be of different shards
+            raise WireError(f"a job for {self._taken} that holds shard {job.shard}, delivery {job.delivery!r:.40}")
+        with self._changed:
+            if job.shard in self._in_hand:
+                return "in_hand"
         if self._is_stored(job.shard):
             return "already_there"
         started = time.monotonic()
@@ -120,8 +124,8 @@ class Extraction:
         self._uploader.hand_over(shard)
 
     def _on_sent(self, facts: ShardExtracted) -> None:
-        self._reporter.done(facts)
-        with self._changed:
+        with self._changed:  # a delivery that comes meanwhile is told "in hand" before this end, or not at all
+            self._reporter.done(facts)
             self._in_hand.discard(facts.shard)
             self._changed.notify_all()
 

@@ -109,6 +109,9 @@ class _QueueWorker(SimpleWorker):  # type: ignore[misc]
     def should_run_maintenance_tasks(self) -> bool:
         return False  # RQ's clean-up would redeliver; the producer alone does that
 
+    def check_for_suspension(self, _burst: bool) -> None:
+        """Suspending all of RQ's workers is no business of whoever shares this Redis."""
+
     def subscribe(self) -> None:
         """Take no commands from Redis: whoever can write there must not be able to stop a worker."""
 

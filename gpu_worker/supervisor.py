@@ -119,6 +119,8 @@ class Supervisor:
             orders = dataclasses.replace(orders, is_model_checked=orders.is_model_checked or self._is_loaded)
             if code == _REFUSED_EXIT or (code == 0 and (self._stop.is_set() or self._is_run_complete)):
                 return code
+            if code == -signal.SIGTERM and self._stop.is_set():  # it had not come to its own handler
+                return 0
             facts = {"exit_code": code, "shards_in_hand": self._leases.held()}
             log(_LOGGER, ENGINE_DIED, facts, level=logging.ERROR)
             self._metrics.engine_deaths.inc()

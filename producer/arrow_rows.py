@@ -39,6 +39,10 @@ def read_arrow(file: Path) -> Iterator[RawRow]:
 
 
 def _used(names: list[str]) -> list[str]:
+    """Raise UsageError where a column that matters is there twice."""
+    twice = sorted({name for name in names if names.count(name) > 1 and name in USED})
+    if twice:
+        raise UsageError(f"--data: a file has the column {twice[0]!r} twice")
     return [name for name in names if name in USED] or names  # a batch without columns forgets how many rows it has
 
 
@@ -55,13 +59,32 @@ def _rows(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[RawRow]:
         for place in range(batch.num_rows):
             number += 1
             row = {column: values[place] for column, values in columns.items()}
-            yield RawRow(source=f"{name} row {number}", row=row)
+            source = f"{name} row {number}"
+            broken = next((value for value in row.values() if isinstance(value, _Unreadable)), None)
+            if broken is None:
+                yield RawRow(source=source, row=row)
+            else:
+                yield RawRow(source=source, row=None, problem=str(broken))
+
+
+class _Unreadable(Exception):
+    """What Arrow holds and Python cannot."""
 
 
 def _values(column: Any) -> list[Any]:
-    if not _holds_numbers(column.type):
+    if _holds_numbers(column.type):
+        return [_numbers(scalar.values) for scalar in column]
+    try:
         return list(column.to_pylist())
-    return [_numbers(scalar.values) for scalar in column]
+    except (UnicodeDecodeError, OverflowError, ValueError):
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (UnicodeDecodeError, OverflowError, ValueError) as error:
+        return _Unreadable(f"a value cannot be read: {type(error).__name__}")
 
 
 def _holds_numbers(kind: pa.DataType) -> bool:

@@ -42,7 +42,10 @@ class ChatTokenizer:
             BadRow: a malformed conversation, or one that the template refuses.
             UsageError: the model has no tokenizer or no chat template.
         """
-        messages, tools = messages_of(row), tools_of(row)
+        try:
+            messages, tools = messages_of(row), tools_of(row)
+        except RecursionError as error:
+            raise BadRow(MALFORMED_MESSAGES, "it is nested too deeply") from error
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._model, self._revision)
         try:

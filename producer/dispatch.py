@@ -199,7 +199,7 @@ class Dispatcher:
 
     def _note_stuck(self) -> None:
         for shard, count in self._queue.failures().items():
-            is_committed = shard in self._ledger.commits
+            is_committed = shard in self._ledger.commits or shard not in self._planned
             if count >= self._limits.most_failures and shard not in self._stuck and not is_committed:
                 self._stuck.add(shard)
                 facts = {"shard": shard, "failures": count}

@@ -98,13 +98,13 @@ def produce(paths: RunPaths, record: RunRecord, settings: ProduceSettings, stop:
     metrics.show_plan(record)
     server = MetricsServer(registry, listen=settings.metrics_listen)
     log(_LOGGER, PRODUCER_STARTED, {"run": record.run, "shards": record.shards, "metrics_port": server.port})
+    client = make_client(settings.redis)
+    queue = RunQueue(client, queue_of(record))
     if len(ledger.commits) < record.shards:
-        client = make_client(settings.redis)
-        queue = RunQueue(client, queue_of(record))
         limits = DispatchLimits(high_water_bytes=settings.queue_high_water_bytes, most_failures=settings.most_failures)
         dispatcher = Dispatcher(record, Plan(paths), ledger, queue, limits=limits)
         _deliver_all(client, dispatcher, stop, _Round(paths, settings, metrics, ledger))
-        _clean_up(queue, stop)
+    _clean_up(queue, stop)  # of a complete run, too: an earlier producer may have died before it could
     return _verdict(record, ledger)
 
 

@@ -81,8 +81,9 @@ class RunQueue:
         return [_text(identifier) for identifier in self._client.lrange(key, 0, -1)]
 
     def failures(self) -> dict[int, int]:
-        """Return how many deliveries of each shard ended in a worker's failure."""
-        return {int(shard): int(count) for shard, count in self._client.hgetall(failures_key(self.name)).items()}
+        """Return how many deliveries of each shard ended in a worker's failure; what is no such count is left out."""
+        counted = self._client.hgetall(failures_key(self.name))
+        return {int(s): int(count) for s, count in counted.items() if s.isdigit() and count.isdigit()}
 
     def delete_everything(self) -> int:
         """Remove every key of this run, RQ's book-keeping of it included; return how many."""

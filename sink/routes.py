@@ -134,7 +134,7 @@ def _answer_run(service: Service, store: Store) -> Answer:
         status=200,
         content={
             "run": record.run,
-            "record": json.loads(record.to_json()),
+            "record": {**json.loads(record.to_json()), "sources": []},  # a worker needs none, and there may be many
             "fingerprint": record.identity.fingerprint,
             "progress": progress.to_json(),
             "is_complete": progress.is_complete,

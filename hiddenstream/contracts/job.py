@@ -72,7 +72,7 @@ class ExtractionJob:
             wire: dict[str, Any] = msgpack.unpackb(payload)
             schema = wire.get("schema")
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
-            raise WireError(f"job is not a msgpack map: {error!r}") from error
+            raise WireError(f"job is not a msgpack map: {type(error).__name__}") from None  # it holds the payload
         if type(schema) is not int or schema != SCHEMA:
             raise WireError(f"job schema {schema!r} is not {SCHEMA}: producer and worker are of different versions")
         try:
@@ -91,7 +91,7 @@ class ExtractionJob:
                 ),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"job is malformed: {error!r}") from error
+            raise WireError(f"job is malformed: {repr(error)[:200]}") from None
         return job
 
 

@@ -20,6 +20,7 @@ from hiddenstream.run_directory.paths import RunPaths
 _LOOK_SECONDS = 0.25
 _DRAIN_SECONDS = 600.0  # a worker finishes the shard in hand; a second Ctrl-C ends the wait
 _STOP_SECONDS = 40.0
+_MOST_FOLDER_CHARACTERS = 70  # a socket's path has 107 at most
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")  # one entry for each NVIDIA GPU, by the kernel's driver
 
 
@@ -51,7 +52,8 @@ class Pipeline:
         Raises:
             UsageError: there is no Redis to start.
         """
-        self._scratch = tempfile.TemporaryDirectory(prefix="hiddenstream-")  # short: a socket's path has a limit
+        is_short = len(tempfile.gettempdir()) < _MOST_FOLDER_CHARACTERS
+        self._scratch = tempfile.TemporaryDirectory(prefix="hiddenstream-", dir=None if is_short else "/tmp")
         paths.logs.mkdir(parents=True, exist_ok=True)
         folder = Path(self._scratch.name)
         own_queue = plan.queue_url is None

@@ -182,3 +182,12 @@ def test_a_loop_without_redis_stops_within_three_seconds(redis_server):
         loop.end()
 
     assert time.monotonic() - asked < 3
+
+
+def test_suspending_all_of_rq_stops_nothing(redis_server, ran):
+    """`rq suspend` by whoever shares this Redis neither stops the loop nor keeps it from ending."""
+    client = make_client(redis_server.url)
+    client.set("rq:suspended", 1)
+    with a_loop(redis_server.url):
+        put(client, 0)
+        wait_until(lambda: ran)

@@ -135,6 +135,14 @@ def test_keys_that_arrow_added_do_not_reach_the_template(model_with):
     assert tokens.tolist() == other_tokens.tolist()
 
 
+def nested(depth):
+    """Return lists in lists."""
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -152,6 +160,7 @@ def test_keys_that_arrow_added_do_not_reach_the_template(model_with):
         ({"messages": [{"role": "system", "content": "x"}]}, "begin with the user"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "the chat template refuses it"),
         ({"messages": TALK[1:], "tools": "{"}, "not JSON"),
+        ({"messages": [{"role": "user", "content": "x", "extra": nested(2000)}]}, "too deeply"),
         ({"messages": TALK[1:], "tools": {"name": "x"}}, "no list"),
     ],
 )

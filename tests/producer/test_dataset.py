@@ -236,3 +236,23 @@ def test_file_name_that_is_no_text_can_be_described(tmp_path):
 
     assert first.source.encode()
     assert describe_sources([file])[0].name.encode()
+
+
+def test_value_that_is_no_text_rejects_its_row_alone(tmp_path):
+    """An id that is not UTF-8 makes its row unreadable; the rows around it are read."""
+    ids = pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"id": ids, "input_ids": [[1], [2], [3]]}), tmp_path / "x.parquet")
+
+    rows = list(read_rows([tmp_path / "x.parquet"]))
+
+    assert ["a", None, "c"] == [row.row and row.row["id"] for row in rows]
+    assert "UnicodeDecodeError" in str(rows[1].problem)
+
+
+def test_column_that_is_there_twice_is_refused(tmp_path):
+    """Which of two columns of one name is meant cannot be known."""
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array([[1]]), pa.array([[2]])], ["id", "input_ids", "input_ids"])
+    pq.write_table(table, tmp_path / "x.parquet")
+
+    with pytest.raises(UsageError, match="'input_ids' twice"):
+        list(read_rows([tmp_path / "x.parquet"]))

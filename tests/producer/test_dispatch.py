@@ -182,6 +182,17 @@ def test_a_shard_that_keeps_failing_is_stuck(dispatched):
     assert frozenset() == freed.stuck
 
 
+def test_failures_of_what_is_not_planned_are_none_of_our_business(dispatched):
+    """Counts that anybody else left under our key neither end the producer nor change what is to do."""
+    run = dispatched(most_failures=2)
+    run.client.hset(failures_key(run.name), mapping={"99999": 7, "word": "x", "1": "many"})
+
+    state = run.dispatcher.round(0.0)
+
+    assert len(SHARDS) == state.to_do
+    assert frozenset() == state.stuck
+
+
 def test_a_successor_does_not_deliver_what_is_stuck(dispatched):
     """Failures counted before a restart count after it."""
     run = dispatched(most_failures=2)
