@@ -76,6 +76,7 @@ class Bar:
     def note(self, text: str) -> None:
         """Print a line above the bar."""
         self._bar.write(text)
+        sys.stdout.flush()  # a pipe would keep it back
 
     def close(self) -> None:
         """Draw the bar for the last time."""
