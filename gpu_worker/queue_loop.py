@@ -17,7 +17,6 @@ from rq import Queue, SimpleWorker
 from rq.exceptions import DequeueTimeout, DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.executions import Execution
 from rq.job import Job
-from rq.timeouts import BaseDeathPenalty
 from rq.worker import WorkerStatus
 
 from hiddenstream.chassis.lifecycle import StopRequest, backoff
@@ -33,19 +32,7 @@ _LOST_BOOKS = (redis.RedisError, OSError, InvalidJobOperation, NoSuchJobError)  
 _DEQUEUE_SECONDS = 1  # how soon an idle worker sees a request to stop
 
 
-class _NoDeathPenalty(BaseDeathPenalty):  # type: ignore[misc]
-    """RQ's time-outs cannot interrupt native code; the supervisor kills a stalled engine instead."""
-
-    def setup_death_penalty(self) -> None:
-        """Do nothing."""
-
-    def cancel_death_penalty(self) -> None:
-        """Do nothing."""
-
-
 class _QueueWorker(SimpleWorker):  # type: ignore[misc]
-    death_penalty_class = _NoDeathPenalty
-
     def configure(self, stop: StopRequest, on_take: Callable[[str], None], do_task: Callable[[bytes], None]) -> None:
         self._stop = stop
         self._on_take = on_take
@@ -101,7 +88,6 @@ class _QueueWorker(SimpleWorker):  # type: ignore[misc]
             except DequeueTimeout:
                 continue
             if taken is not None:
-                taken[0].redis_server_version = self.get_redis_server_version()
                 return taken
         return None
 
@@ -166,7 +152,6 @@ def work_on(
                 serializer=MsgpackSerializer,
                 worker_ttl=60,
                 log_job_description=False,
-                disable_default_exception_handler=False,
             )
             worker.configure(stop, on_take, do_task)
             try:

@@ -33,15 +33,13 @@ def wait_for_redis(client: redis.Redis, stop: StopRequest) -> bool:
     """Wait until Redis answers, saying so in the log; return False if stopping was asked for meanwhile.
 
     Raises:
-        QueueError: Redis refuses the credentials, or evicts keys when memory is short.
+        QueueError: as :func:`refuse_unfit`.
     """
     waits = backoff()
     waited_seconds = 0.0
     while not stop.is_set():
         try:
             refuse_unfit(client)
-        except redis.AuthenticationError as error:
-            raise QueueError(f"Redis refuses the user or password in --redis: {error}") from error
         except REDIS_ERRORS as error:
             pause = next(waits)
             facts = {"message": f"cannot reach Redis: {error}", "waited_seconds": round(waited_seconds, 1)}
@@ -59,28 +57,30 @@ def refuse_unfit_if_reachable(client: redis.Redis) -> None:
     """Refuse an unfit Redis before any work; one that is away is waited for when it is needed.
 
     Raises:
-        QueueError: as :func:`refuse_unfit`, or it refuses the credentials.
+        QueueError: as :func:`refuse_unfit`.
     """
     try:
         refuse_unfit(client)
-    except redis.AuthenticationError as error:
-        raise QueueError(f"Redis refuses the user or password in --redis: {error}") from error
     except REDIS_ERRORS:
         return
 
 
 def refuse_unfit(client: redis.Redis) -> None:
-    """Refuse a Redis that may throw jobs or leases away.
+    """Refuse a Redis that may throw jobs or leases away, or that refuses us.
 
     Raises:
-        QueueError: its ``maxmemory-policy`` is not ``noeviction``, or it is older than 6.2.
+        QueueError: its ``maxmemory-policy`` is not ``noeviction``, it is older than 6.2, or the credentials are wrong.
     """
-    version = str(client.info("server").get("redis_version", "0"))
+    try:
+        server, memory = client.info("server"), client.info("memory")
+    except redis.AuthenticationError as error:
+        raise QueueError(f"Redis refuses the user or password in --redis: {error}") from error
+    version = str(server.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         raise QueueError(
             f"Redis is of version {version}; 6.2 or newer is needed, since older ones cannot move a job whole"
         )
-    policy = client.info("memory").get("maxmemory_policy", "noeviction")
+    policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise QueueError(
             f"Redis has maxmemory-policy {policy!r} and would drop jobs and leases when memory is short;"

@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,11 +128,11 @@ class Pipeline:
         """
         for worker in self.workers:
             worker.ask_to_stop()
-        waiting = StopRequest()
-        for _ in range(int(_DRAIN_SECONDS / _LOOK_SECONDS)):
-            if is_hurried() or all(worker.exit_code() is not None for worker in self.workers):
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while any(worker.exit_code() is None for worker in self.workers):
+            if is_hurried() or time.monotonic() > deadline:
                 break
-            waiting.wait(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
         for worker in self.workers:
             worker.kill()
         for name in ("producer", "sink", "queue"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -77,8 +77,9 @@ def _check_file(file: Path, size: int, record: RunRecord, plan: Plan, commit: Co
     except HiddenstreamError as error:
         yield _found(commit, "plan_altered", str(error))
         return
-    yield from _check_header(layout, metadata, planned, record=record, commit=commit)
-    if start + layout.tensor_bytes == size and not header_misfits(layout, metadata, record=record, shard=commit.shard):
+    misfits = header_misfits(layout, metadata, record=record, shard=commit.shard)
+    yield from _check_header(layout, metadata, planned, misfits=misfits, commit=commit)
+    if start + layout.tensor_bytes == size and not misfits:
         tensors = views_of(map_file(file)[start:], layout)
         yield from _check_content(tensors, layout, metadata, planned, commit)
         if is_altered:
@@ -98,11 +99,10 @@ def _check_header(
     metadata: ShardMetadata,
     planned: PackedSamples,
     *,
-    record: RunRecord,
+    misfits: Sequence[str],
     commit: CommitLine,
 ) -> Iterator[Finding]:
-    misfits = header_misfits(layout, metadata, record=record, shard=commit.shard)
-    misfits += sample_misfits(metadata, commit=commit, planned_ids=planned.ids)
+    misfits = [*misfits, *sample_misfits(metadata, commit=commit, planned_ids=planned.ids)]
     if metadata.digest != planned.digest():
         misfits.append(f"its digest {metadata.digest} is not the plan's {planned.digest()}")
     if layout.tensors["input_ids"].shape != (commit.tokens,):
