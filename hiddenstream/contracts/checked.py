@@ -15,17 +15,21 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _is_seconds(value: Any) -> bool:
+def _is_amount(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < math.inf
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {
     "int": _is_count,
-    "float": _is_seconds,
+    "float": _is_amount,
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "str | None": lambda value: value is None or isinstance(value, str),
     "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(isinstance(word, str) for word in value),
+    "int | None": lambda value: value is None or _is_count(value),
+    "float | None": lambda value: value is None or _is_amount(value),
+    "tuple[int, ...]": lambda value: isinstance(value, tuple) and all(map(_is_count, value)),
+    "Mapping[str, float]": lambda value: isinstance(value, dict) and all(map(_is_amount, value.values())),
     "Mapping[str, int]": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
     "Mapping[str, Any]": lambda value: isinstance(value, dict),
 }

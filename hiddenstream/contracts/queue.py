@@ -57,3 +57,13 @@ def lease_key(queue: str, shard: int) -> str:
 def failures_key(queue: str) -> str:
     """Return the key of the hash that counts, per shard, deliveries that ended in a worker's failure."""
     return f"{queue}:failures"
+
+
+def workers_key(queue: str) -> str:
+    """Return the key of the set of names of workers that report; those whose report is gone are to be removed."""
+    return f"{queue}:workers"
+
+
+def report_key(queue: str, worker: str) -> str:
+    """Return the key of a worker's :class:`~hiddenstream.contracts.worker_report.WorkerReport`."""
+    return f"{queue}:report:{worker}"
