@@ -4,16 +4,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo-inputs
 
-.PHONY: run test check format docs setup clean
+.PHONY: run up down test test-stack check format docs setup clean
 
 run: setup                        ## the main job on real input: SmolLM2-135M over 200 conversations, on the CPU
 	$(BIN)/python -m demo.prepare $(DEMO)
 	$(BIN)/hiddenstream run runs/demo --model $(DEMO)/model --data $(DEMO)/conversations.jsonl \
-	  --layers dflash:5 --dtype bfloat16 --max-length 1024 --over-long truncate --token-budget 4096 \
+	  --layers dflash:5 --dtype float32 --store-dtype bfloat16 --max-length 1024 --over-long truncate --token-budget 4096 \
 	  --device cpu --recompute 8
+
+up:                               ## docker compose up, with this host's GPUs if it has any
+	docker/up.sh
+
+down:                             ## stop the containers; what they stored stays
+	docker compose down
 
 test: setup                       ## everything that needs no container engine
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+test-stack: setup                 ## Docker, Prometheus and a browser: starts an engine and makes images if need be
+	tests/stack/install.sh
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[stack]'
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/stack
 
 check: setup                      ## types and style
 	$(BIN)/mypy

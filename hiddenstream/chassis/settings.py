@@ -61,7 +61,7 @@ def read_settings(
         text = given.get(field.name)
         variable = PREFIX + field.name.upper()
         source = _flag(field)
-        if text in (None, []) and variable in environment:
+        if text in (None, []) and environment.get(variable):  # an empty one is one that was left out
             text, source = environment[variable], variable
             if field.metadata["is_repeated"]:
                 text = text.split(",")

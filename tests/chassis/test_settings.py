@@ -99,6 +99,14 @@ def test_a_required_setting_can_come_from_the_environment():
     assert read([], {"HIDDENSTREAM_RUN_DIR": "d"}).run_dir == Path("d")
 
 
+def test_an_empty_variable_is_one_that_was_left_out():
+    """Compose files pass on what may be unset; a flag that is given empty is still refused."""
+    assert read(["d"], {"HIDDENSTREAM_TOKEN_BUDGET": ""}).token_budget == read(["d"]).token_budget
+
+    with pytest.raises(UsageError, match="--token-budget"):
+        read(["d", "--token-budget", ""])
+
+
 def test_unknown_environment_variables_are_refused_all_at_once():
     """A misspelt variable never does nothing in silence; others' variables are none of our business."""
     environment = {"HIDDENSTREAM_TOKEN_BUDGE": "1", "HIDDENSTREAM_X": "", "HIDDENSTREAM_DATA": "", "HOME": "/"}
