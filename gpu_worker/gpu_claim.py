@@ -47,7 +47,9 @@ def claim_gpus(
     try:
         while (claim := locks.try_claim(candidates, settings.gpus, holder)) is None:
             holders = [f"{gpu.uuid}: {locks.holder_of(gpu)}" for gpu in candidates]
-            message = f"{settings.gpus} of {len(candidates)} GPUs wanted, too few are free; held by: {'; '.join(holders)}"
+            message = (
+                f"{settings.gpus} of {len(candidates)} GPUs wanted, too few are free; held by: {'; '.join(holders)}"
+            )
             if said_at is None or time.monotonic() - said_at > _SAY_AGAIN_SECONDS:
                 said_at = time.monotonic()
                 log(_LOGGER, GPU_WAITED_FOR, {"message": message}, level=logging.WARNING)

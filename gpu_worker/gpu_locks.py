@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,18 +43,21 @@ class GpuClaim:
     def __init__(self, gpus: tuple[Gpu, ...] = (), descriptors: Sequence[int] = ()) -> None:
         self.gpus = gpus
         self._descriptors = list(descriptors)
+        self._lock = threading.Lock()  # a descriptor must not be closed, and be another file, while it is touched
 
     def touch(self) -> None:
         """Keep those who clear temporary folders of old files from taking ours: a lock without its name is none."""
-        for descriptor in self._descriptors:
-            with contextlib.suppress(OSError):
-                os.utime(descriptor)
+        with self._lock:
+            for descriptor in self._descriptors:
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)
 
     def release(self) -> None:
         """Let go."""
-        self.gpus = ()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        with self._lock:
+            self.gpus = ()
+            while self._descriptors:
+                os.close(self._descriptors.pop())
 
 
 class GpuLocks:

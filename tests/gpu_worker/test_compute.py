@@ -58,14 +58,17 @@ def poisoned_model(tmp_path_factory):
     return folder
 
 
-def compute(paths, *, most_slots=None, token_budget=None, job_budget=40, beats=None):
+def compute(paths, *, most_slots=None, token_budget=None, job_budget=40, beats=None, activities=None):
     """Compute a run's one shard; return its work and what is sent of it."""
     record, job = paths.read_record(), a_job(paths, token_budget=job_budget)
     forward = forward_of(loaded(record), record)
     if most_slots is not None:
         forward = SmallMemory(forward, most_slots=most_slots)
-    on_batch = (lambda: None) if beats is None else (lambda: beats.append(1))
-    computer = ShardComputer(record.identity, forward, token_budget=token_budget, on_batch=on_batch)
+    on_batch = (lambda *_: None) if beats is None else (lambda tokens, slots: beats.append((tokens, slots)))
+    on_activity = (lambda _: None) if activities is None else activities.append
+    computer = ShardComputer(
+        record.identity, forward, token_budget=token_budget, on_batch=on_batch, on_activity=on_activity
+    )
     buffer = HostBuffer(is_pinned=False)
     work = computer.compute(job, buffer)
     return work, finish_shard(job, record, work, buffer, made_by={"worker": "w"}, wait_seconds=0.0)
