@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain, repeat
 
 from gpu_worker.gpu_locks import GpuClaim, GpuLocks, default_lock_folder
 from gpu_worker.nvml import Gpu, GpusNotListed, list_gpus
@@ -19,7 +20,10 @@ GPUS_CLAIMED = "gpus_claimed"
 GPUS_NOT_LISTED = "gpus_not_listed"
 GPU_WAITED_FOR = "gpu_waited_for"
 _RETRY_SECONDS = 1.0
-_SAY_AGAIN_SECONDS = 30.0
+_SAY_AGAIN_SECONDS = (
+    6.0,
+    30.0,
+)  # a wait that lasts is said again soon, so that `run` tells of it, and then now and then
 _LOGGER = logging.getLogger("gpu_worker.gpus")
 
 
@@ -43,15 +47,16 @@ def claim_gpus(
         return GpuClaim()
     locks = GpuLocks(settings.gpu_locks or default_lock_folder())
     holder = f"worker {settings.name}, host {socket.gethostname()}, pid {os.getpid()}"
-    said_at: float | None = None
+    said_at, pauses = float("-inf"), chain((0.0,), _SAY_AGAIN_SECONDS, repeat(_SAY_AGAIN_SECONDS[-1]))
+    pause_seconds = next(pauses)
     try:
         while (claim := locks.try_claim(candidates, settings.gpus, holder)) is None:
             holders = [f"{gpu.uuid}: {locks.holder_of(gpu)}" for gpu in candidates]
             message = (
                 f"{settings.gpus} of {len(candidates)} GPUs wanted, too few are free; held by: {'; '.join(holders)}"
             )
-            if said_at is None or time.monotonic() - said_at > _SAY_AGAIN_SECONDS:
-                said_at = time.monotonic()
+            if time.monotonic() - said_at > pause_seconds:
+                said_at, pause_seconds = time.monotonic(), next(pauses)
                 log(_LOGGER, GPU_WAITED_FOR, {"message": message}, level=logging.WARNING)
             on_wait(message)
             if wait(_RETRY_SECONDS):
