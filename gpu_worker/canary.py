@@ -30,17 +30,24 @@ _SHORT = 33  # tokens of the shorter sample at most: enough that positions matte
 _TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
 
 
+class GateRefused(ModelError):
+    """A model whose states would be stored wrongly."""
+
+
 @torch.inference_mode()
 def refuse_unfit_taps(
     backbone: nn.Module, blocks: nn.ModuleList, identity: RunIdentity, *, device: torch.device, longest_tokens: int
-) -> None:
+) -> str:
     """Run a short sample alone and beside a longer one, and refuse a model that cannot be stored as it is.
 
     Args:
         longest_tokens: tokens of the longest sample that can have a batch mate.
 
+    Returns:
+        ``passed``, or ``not_run`` where there was nothing finite to compare.
+
     Raises:
-        ModelError: a tap is never reached or has another shape, or the short sample's states differ.
+        GateRefused: a tap is never reached or has another shape, or the short sample's states differ.
         IndexError: what a backbone raises that counts its blocks by its configuration and finds some missing.
     """
     embedding: Any = backbone.get_input_embeddings()  # type: ignore[operator]
@@ -52,14 +59,15 @@ def refuse_unfit_taps(
     expected, found = alone[tap][0].float(), beside[tap][0, : short.size].float()
     if not bool(torch.isfinite(expected).all()):
         log(_LOGGER, CANARY_NOT_FINITE, {"tap": tap}, level=logging.WARNING)
-        return  # nothing to compare; samples of such tokens are judged one by one
+        return "not_run"  # nothing to compare; samples of such tokens are judged one by one
     difference = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
     if not difference <= _TOLERANCES[identity.compute_dtype]:
-        raise ModelError(
+        raise GateRefused(
             f"{type(backbone).__name__}: {tap} of a sample changes by {difference:.1e} (relative L2) when one of"
             f" {mate.size} tokens is in its batch; it is no causal model, or its positions depend on the longest sample"
             " (then a smaller --max-length helps)"
         )
+    return "passed"
 
 
 def _run(backbone: nn.Module, blocks: nn.ModuleList, identity: RunIdentity, ids_BT: Tensor) -> dict[str, Tensor]:
@@ -67,8 +75,8 @@ def _run(backbone: nn.Module, blocks: nn.ModuleList, identity: RunIdentity, ids_
         backbone(input_ids=ids_BT, use_cache=False)
     for tap in identity.taps:
         if tap not in captured:
-            raise ModelError(f"{tap} was never reached in a forward pass of {type(backbone).__name__}")
+            raise GateRefused(f"{tap} was never reached in a forward pass of {type(backbone).__name__}")
         expected = (*ids_BT.shape, identity.hidden_size)
         if tuple(captured[tap].shape) != expected:
-            raise ModelError(f"{tap} has shape {tuple(captured[tap].shape)}; expected {expected}")
+            raise GateRefused(f"{tap} has shape {tuple(captured[tap].shape)}; expected {expected}")
     return captured

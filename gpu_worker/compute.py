@@ -6,7 +6,7 @@ Shape letters: T tokens of the shard, K taps, D model width.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,24 +36,41 @@ class ShardWork:
     forward_seconds: float = 0.0
     copy_seconds: float = 0.0
     check_seconds: float = 0.0
+    sums_of_squares_K: Tensor | None = None  # float64, of the sound samples' states
+    summed_tokens: int = 0
+
+    def tap_rms(self, taps: tuple[str, ...]) -> dict[str, float]:
+        """Return the root mean square of the states of each tap, where it is finite."""
+        if self.sums_of_squares_K is None or not self.summed_tokens:
+            return {}
+        mean_K = (self.sums_of_squares_K / (self.summed_tokens * self.states_TKD.shape[2])).sqrt()
+        return {tap: float(mean) for tap, mean in zip(taps, mean_K, strict=True) if bool(torch.isfinite(mean))}
 
 
 class ShardComputer:
     """Computes shards of one run."""
 
     def __init__(
-        self, identity: RunIdentity, forward: ForwardPass, *, token_budget: int | None, on_batch: Callable[[], None]
+        self,
+        identity: RunIdentity,
+        forward: ForwardPass,
+        *,
+        token_budget: int | None,
+        on_batch: Callable[[int, int], None],
+        on_activity: Callable[[str], None],
     ) -> None:
         """Remember the run.
 
         Args:
             token_budget: most token slots of a batch on this worker, or None to follow the jobs.
-            on_batch: called after each forward batch.
+            on_batch: called after each forward batch with its tokens and token slots.
+            on_activity: called with what of ACTIVITIES comes next.
         """
         self._identity = identity
         self._forward = forward
         self._token_budget = token_budget
         self._on_batch = on_batch
+        self._on_activity = on_activity
 
     def compute(self, job: ExtractionJob, buffer: HostBuffer) -> ShardWork:
         """Run a shard's samples through the model into *buffer*."""
@@ -75,20 +92,25 @@ class ShardComputer:
         states = self._run_or_split(work, places, job)
         if states is None:
             return
+        lengths = [work.token_rows[place].size for place in places]
         copying = time.monotonic()
+        self._on_activity("copy")
         self._copy(work, places, states)
         checking = time.monotonic()
+        self._on_activity("check")
         work.copy_seconds += checking - copying
         faults = self._faults(work, places, states)
+        _sum_squares(work, places, states, faults)
         work.check_seconds += time.monotonic() - checking
+        self._on_batch(sum(lengths), len(lengths) * max(lengths))
         for place, (reason, detail) in faults.items():
             if len(places) > 1:
                 self._run(work, [place], job)
             else:
                 work.faults[place] = Quarantined(id=job.samples.ids[place], reason=reason, detail=detail)
-        self._on_batch()
 
     def _run_or_split(self, work: ShardWork, places: list[int], job: ExtractionJob) -> BatchStates | None:
+        self._on_activity("forward")
         try:
             states = self._forward.run([work.token_rows[place] for place in places])
         except torch.OutOfMemoryError as error:
@@ -123,3 +145,16 @@ class ShardComputer:
                 found[place] = fault
             begin = end
         return found
+
+
+def _sum_squares(work: ShardWork, places: list[int], states: BatchStates, faults: Container[int]) -> None:
+    """Add up what the sound samples of a batch hold; the others run again, or are left out."""
+    begin = 0
+    if work.sums_of_squares_K is None:
+        work.sums_of_squares_K = torch.zeros(states.norms_NK.shape[1], dtype=torch.float64)
+    for place in places:
+        end = begin + work.token_rows[place].size
+        if place not in faults:
+            work.sums_of_squares_K += states.norms_NK[begin:end].double().square().sum(dim=0)
+            work.summed_tokens += end - begin
+        begin = end

@@ -11,15 +11,20 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 
 import torch
 import transformers
 
 from gpu_worker.buffers import HostBuffers
+from gpu_worker.canary import GateRefused
 from gpu_worker.compute import ShardComputer
 from gpu_worker.extract import Extraction
+from gpu_worker.facts import BatchDone, ModelReady
 from gpu_worker.forward import ForwardPass
 from gpu_worker.leases import set_lease
+from gpu_worker.log_lines import LogLines
 from gpu_worker.messages import Reporter
 from gpu_worker.model import TORCH_DTYPES, LoadedModel, choose_device, load_model
 from gpu_worker.orders import EngineOrders
@@ -36,6 +41,8 @@ from hiddenstream.model_reference import ModelReference, resolve_model
 
 ENGINE_REFUSED = "engine_refused"
 ENGINE_STOPPED = "engine_stopped"
+CUDA_NOT_FOUND = "cuda_not_found"
+_LOOK_AT_MEMORY_SECONDS = 1.0  # asking torch's allocator costs a tenth of a millisecond
 _LOGGER = logging.getLogger("gpu_worker.engine")
 
 
@@ -44,6 +51,7 @@ def main() -> int:
     start_logging("gpu_worker")
     orders = EngineOrders.from_json(sys.stdin.read())
     reporter = Reporter(int(sys.argv[1]))
+    LogLines(reporter.logged).install()
     stop = _request_to_stop()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -52,12 +60,19 @@ def main() -> int:
         if not orders.is_model_checked:
             refuse_other_model(resolve_model(orders.model, record.revision), record)
         device = choose_device(orders.device)
-        model = load_model(record, orders.model, device)
+        if orders.claimed and device.type == "cpu":
+            message = (
+                f"torch finds no CUDA, though {', '.join(orders.claimed)} was claimed; this worker runs on the CPU"
+            )
+            log(_LOGGER, CUDA_NOT_FOUND, {"message": message, "torch": torch.__version__}, level=logging.WARNING)
+        model = load_model(record, orders.model, device, gpus=orders.gpus)
         extraction = _prepare(orders, record, model, reporter, stop)
     except HiddenstreamError as error:
         log(_LOGGER, ENGINE_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
+        reporter.refused(str(error), gate="failed" if isinstance(error, GateRefused) else "not_run")
         return error.exit_code
-    reporter.loaded()
+    reporter.loaded(_ready(model))
+    reporter.is_at("wait_for_job")
     client = make_client(orders.redis)
     queue = queue_name(record.run, record.identity.fingerprint)
 
@@ -92,7 +107,8 @@ def _prepare(
         identity,
         ForwardPass(model, identity.taps, stored_dtype),
         token_budget=orders.token_budget,
-        on_batch=reporter.beat,
+        on_batch=_on_batch(reporter, is_cuda=model.device.type == "cuda"),
+        on_activity=reporter.is_at,
     )
     return Extraction(
         record,
@@ -105,11 +121,50 @@ def _prepare(
     )
 
 
+def _on_batch(reporter: Reporter, *, is_cuda: bool) -> Callable[[int, int], None]:
+    """Return what tells the supervisor of each batch, and now and then of the memory that torch holds."""
+    looked_at, held_bytes = float("-inf"), (0, 0)
+
+    def on_batch(tokens: int, token_slots: int) -> None:
+        nonlocal looked_at, held_bytes
+        if is_cuda and time.monotonic() - looked_at > _LOOK_AT_MEMORY_SECONDS:
+            looked_at = time.monotonic()
+            gpus = range(torch.cuda.device_count())
+            held_bytes = (sum(map(torch.cuda.memory_allocated, gpus)), sum(map(torch.cuda.memory_reserved, gpus)))
+        reporter.beat(
+            BatchDone(
+                tokens=tokens,
+                token_slots=token_slots,
+                allocated_bytes=held_bytes[0],
+                reserved_bytes=held_bytes[1],
+            )
+        )
+
+    return on_batch
+
+
+def _ready(model: LoadedModel) -> ModelReady:
+    return ModelReady(
+        device=_device_name(model),
+        torch=torch.__version__,
+        load_seconds=model.load_seconds,
+        warm_seconds=model.warm_seconds,
+        gate=model.gate,
+    )
+
+
+def _device_name(model: LoadedModel) -> str:
+    if model.device.type != "cuda":
+        return "cpu"
+    used = {parameter.device for parameter in model.backbone.parameters()}
+    name = torch.cuda.get_device_name(model.device)
+    return name if len(used) == 1 else f"{len(used)} x {name}"
+
+
 def _made_by(orders: EngineOrders, model: LoadedModel) -> dict[str, object]:
-    is_cuda = model.device.type == "cuda"
     return {
         "worker": orders.worker,
-        "device": torch.cuda.get_device_name(model.device) if is_cuda else "cpu",
+        "device": _device_name(model),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "attention": str(getattr(model.backbone.config, "_attn_implementation", "unknown")),

@@ -23,6 +23,7 @@ class EngineProcess:
             [sys.executable, "-m", "gpu_worker.engine", str(writing)],
             stdin=subprocess.PIPE,
             pass_fds=(writing,),
+            env={**os.environ, **orders.environment()},
             preexec_fn=dies_with_parent(),
             text=True,
         )

@@ -51,7 +51,9 @@ class Extraction:
         self._reporter = reporter
         self._made_by = made_by
         self._stop = stop
-        self._uploader = Uploader(sink, buffers, self._on_sent)
+        self._uploader = Uploader(
+            sink, buffers, self._on_sent, on_phase=lambda thread, phase: reporter.is_at(phase, thread=thread)
+        )
         self._in_hand: set[int] = set()
         self._changed = threading.Condition()
         self._taken = (0, "")
@@ -59,6 +61,7 @@ class Extraction:
     def take(self, shard: int, delivery: str) -> None:
         """Note which delivery comes next, so that a payload that cannot be read still has a name."""
         self._taken = (shard, delivery)
+        self._reporter.is_at("other")
         self._reporter.took(shard, delivery)
 
     def deliver(self, payload: bytes) -> None:
@@ -77,9 +80,11 @@ class Extraction:
             self._reporter.done(ShardExtracted(shard=shard, delivery=delivery, outcome=outcome, message=message))
         if "CUDA error" in message or "AcceleratorError" in message:
             os._exit(BROKEN_DEVICE_EXIT)  # sticky: nothing on this context will work again
+        self._reporter.is_at("wait_for_job")
 
     def wait_until_idle(self) -> None:
         """Wait until every shard handed over has its answer."""
+        self._reporter.is_at("wait_for_sink")
         with self._changed:
             self._changed.wait_for(lambda: not self._in_hand)
 
@@ -94,11 +99,13 @@ class Extraction:
         if self._is_stored(job.shard):
             return "already_there"
         started = time.monotonic()
+        self._reporter.is_at("wait_for_buffer")
         buffer = self._buffers.take()
         wait_seconds = time.monotonic() - started
         self._reporter.computing()
         try:
             work = self._computer.compute(job, buffer)
+            self._reporter.is_at("hash")
             shard = finish_shard(job, self._record, work, buffer, made_by=self._made_by, wait_seconds=wait_seconds)
         except BaseException:
             self._buffers.give_back(buffer)
@@ -109,6 +116,7 @@ class Extraction:
         return "handed_over"
 
     def _is_stored(self, shard: int) -> bool:
+        self._reporter.is_at("wait_for_sink")
         for pause_seconds in backoff():
             try:
                 return self._sink.has_shard(shard)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 SHARD_EXTRACTED = "shard_extracted"
+GATE_VERDICTS = ("not_run", "passed", "failed")  # of the exactness gate, gpu_worker/canary.py
 OUTCOMES = ("committed", "duplicate", "already_there", "in_hand", "given_back", "refused", "failed")
 
 
@@ -20,7 +22,9 @@ class ShardExtracted:
         token_slots: slots computed, padding included, reruns too.
         forward_seconds: model. copy_seconds: device to host. check_seconds: finite, non-zero, reruns.
         hash_seconds: checksum. wait_seconds: for a free host buffer, that is, for the sink. upload_seconds: sending
-            and waiting for the durable answer.
+            and waiting for the durable answer; of it, send_seconds: bytes onto the socket, answer_seconds: waiting for
+            the sink, pauses between attempts included.
+        tap_rms: root mean square of the states of each tap; a tap whose sum is not finite is left out.
         message: the error, where there was one.
     """
 
@@ -40,5 +44,40 @@ class ShardExtracted:
     check_seconds: float = 0.0
     hash_seconds: float = 0.0
     upload_seconds: float = 0.0
+    send_seconds: float = 0.0
+    answer_seconds: float = 0.0
     upload_attempts: int = 0
+    tap_rms: Mapping[str, float] = field(default_factory=dict)
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDone:
+    """One forward batch.
+
+    Attributes:
+        tokens: real ones. token_slots: padding included.
+        allocated_bytes, reserved_bytes: of device memory by torch's allocator, on all its GPUs; looked up now and then.
+    """
+
+    tokens: int
+    token_slots: int
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReady:
+    """An engine whose model is loaded.
+
+    Attributes:
+        device: what it runs on, for people. torch: its version.
+        load_seconds: reading weights. warm_seconds: first forward passes.
+        gate: one of GATE_VERDICTS; ``not_run`` where there was nothing finite to compare.
+    """
+
+    device: str
+    torch: str
+    load_seconds: float
+    warm_seconds: float
+    gate: str

@@ -25,11 +25,13 @@ class BatchStates:
     Attributes:
         hidden_NKD: states in the stored dtype, on the device.
         largest_NK: largest magnitude of each token and tap, float32, on the host; NaN where one is NaN.
+        norms_NK: Euclidean length of each token's state of each tap, float32, on the host.
         forward_seconds: time until the device was done.
     """
 
     hidden_NKD: Tensor
     largest_NK: Tensor
+    norms_NK: Tensor
     forward_seconds: float
 
 
@@ -57,11 +59,26 @@ class ForwardPass:
         slots_N = real_slots([row.size for row in rows], device)
         with captured_taps(self._model.blocks, self._taps) as captured:
             self._model.backbone(input_ids=ids_BT, use_cache=False)
-            hidden_NKD = torch.stack(
-                [captured[tap].flatten(0, 1)[slots_N].to(self._stored_dtype) for tap in self._taps], dim=1
-            )
-        largest_NK = hidden_NKD.abs().amax(dim=2).float().cpu()
-        return BatchStates(hidden_NKD=hidden_NKD, largest_NK=largest_NK, forward_seconds=time.monotonic() - started)
+            hidden_NKD = gathered([captured[tap] for tap in self._taps], slots_N, self._stored_dtype, device)
+        largest_NK = hidden_NKD.abs().amax(dim=2).float()
+        norms_NK = torch.linalg.vector_norm(hidden_NKD, dim=2, dtype=torch.float32)  # casts as it sums, on CUDA
+        largest_NK, norms_NK = torch.stack((largest_NK, norms_NK)).cpu()  # one transfer; it waits for the device
+        return BatchStates(
+            hidden_NKD=hidden_NKD,
+            largest_NK=largest_NK,
+            norms_NK=norms_NK,
+            forward_seconds=time.monotonic() - started,
+        )
+
+
+def gathered(taps_BTD: list[Tensor], slots_N: Tensor, stored_dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the real tokens of every tap, [N, K, D] in the stored dtype on *device*.
+
+    A model that is spread over several devices leaves each tap on its block's; there the padding goes and the dtype
+    changes, so that no more than what is stored moves between devices.
+    """
+    kept = [tap_BTD.flatten(0, 1)[slots_N.to(tap_BTD.device)].to(stored_dtype) for tap_BTD in taps_BTD]
+    return torch.stack([tap_ND.to(device) for tap_ND in kept], dim=1)
 
 
 def fault_of(largest_NK: Tensor, taps: tuple[str, ...]) -> tuple[str, str] | None:

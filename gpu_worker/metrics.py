@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gpu_worker.facts import OUTCOMES, ShardExtracted
+from gpu_worker.facts import GATE_VERDICTS, OUTCOMES, BatchDone, ModelReady, ShardExtracted
+from hiddenstream.contracts.worker_report import ACTIVITIES, BOTTLENECKS, WORKER_STATES, GpuReport
 
-_STAGES = ("wait", "forward", "copy", "check", "hash", "upload")
+_STAGES = ("wait", "forward", "copy", "check", "hash", "upload", "send", "answer")
 _BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 
 
@@ -20,6 +25,7 @@ class WorkerMetrics:
     samples: Counter
     tokens: Counter
     token_slots: Counter
+    computed_tokens: Counter
     sent_bytes: Counter
     quarantined: Counter
     out_of_memory_splits: Counter
@@ -31,6 +37,23 @@ class WorkerMetrics:
     is_ready: Gauge
     shards_in_hand: Gauge
     last_progress: Gauge
+    activity_seconds: Counter
+    bottleneck: Gauge
+    state: Gauge
+    exactness_gate: Gauge
+    tap_rms: Gauge
+    model_load_seconds: Gauge
+    model_warm_seconds: Gauge
+    gpus_claimed: Gauge
+    gpu_info: Gauge
+    gpu_memory_used: Gauge
+    gpu_memory_total: Gauge
+    gpu_utilization: Gauge
+    gpu_power: Gauge
+    gpu_temperature: Gauge
+    gpu_memory_allocated: Gauge
+    gpu_memory_reserved: Gauge
+    build_info: Gauge
 
     @classmethod
     def in_registry(cls, registry: CollectorRegistry) -> WorkerMetrics:
@@ -39,14 +62,17 @@ class WorkerMetrics:
         def counter(name: str, about: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"hiddenstream_worker_{name}", about, labels, registry=registry)
 
-        def gauge(name: str, about: str) -> Gauge:
-            return Gauge(f"hiddenstream_worker_{name}", about, registry=registry)
+        def gauge(name: str, about: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"hiddenstream_worker_{name}", about, labels, registry=registry)
 
         metrics = cls(
             shards=counter("deliveries_total", "Deliveries of shards, by how they ended.", ("outcome",)),
             samples=counter("samples_total", "Samples in shards that this worker committed."),
             tokens=counter("tokens_total", "Real tokens in shards that this worker committed."),
             token_slots=counter("token_slots_total", "Token slots computed, padding included."),
+            computed_tokens=counter(
+                "computed_tokens_total", "Real tokens computed, as token_slots_total counts slots."
+            ),
             sent_bytes=counter("sent_bytes_total", "Bytes of shard files that the sink accepted."),
             quarantined=counter("samples_quarantined_total", "Samples left out with a reason."),
             out_of_memory_splits=counter("out_of_memory_splits_total", "Forward batches split for lack of memory."),
@@ -66,21 +92,117 @@ class WorkerMetrics:
             last_progress=gauge(
                 "last_progress_timestamp_seconds", "Unix time of the last forward batch or answered delivery."
             ),
+            activity_seconds=counter(
+                "activity_seconds_total",
+                "What the engine's main thread spends its time at, one thing at a time.",
+                ("activity",),
+            ),
+            bottleneck=gauge("bottleneck", "1 for what held this worker back in the last minute.", ("resource",)),
+            state=gauge("state", "1 for what this worker is at.", ("state",)),
+            exactness_gate=gauge(
+                "exactness_gate",
+                "1 for what the last engine's check of batches against single samples said.",
+                ("verdict",),
+            ),
+            tap_rms=gauge("tap_rms", "Root mean square of the last shard's states, by tap.", ("tap",)),
+            model_load_seconds=gauge("model_load_seconds", "Time in which the last engine read the model's weights."),
+            model_warm_seconds=gauge("model_warm_seconds", "Time of the last engine's first forward passes."),
+            gpus_claimed=gauge("gpus_claimed", "GPUs that this worker has claimed."),
+            gpu_info=gauge(
+                "gpu_info", "1 for each claimed GPU; gpu is its place in this worker.", ("gpu", "uuid", "name")
+            ),
+            gpu_memory_used=gauge("gpu_memory_used_bytes", "Memory in use on the GPU, by whomever.", ("gpu",)),
+            gpu_memory_total=gauge("gpu_memory_total_bytes", "Memory of the GPU.", ("gpu",)),
+            gpu_utilization=gauge("gpu_utilization_ratio", "Share of the time in which a kernel ran.", ("gpu",)),
+            gpu_power=gauge("gpu_power_watts", "Power that the GPU draws.", ("gpu",)),
+            gpu_temperature=gauge("gpu_temperature_celsius", "Temperature of the GPU.", ("gpu",)),
+            gpu_memory_allocated=gauge(
+                "gpu_memory_allocated_bytes", "Memory in the engine's tensors, on all its GPUs."
+            ),
+            gpu_memory_reserved=gauge(
+                "gpu_memory_reserved_bytes", "Memory that the engine's allocator keeps, likewise."
+            ),
+            build_info=gauge(
+                "build_info", "1, with versions; torch is the last engine's.", ("version", "python", "torch")
+            ),
         )
         for outcome in OUTCOMES:
             metrics.shards.labels(outcome)
         for stage in _STAGES:
             metrics.stage_seconds.labels(stage)
+        for activity in ACTIVITIES:
+            metrics.activity_seconds.labels(activity)
+        metrics.show_state("waiting_for_sink")
+        metrics.show_bottleneck("none")
+        metrics.show_gate("not_run")
+        metrics.show_build(torch="")
         return metrics
+
+    def show_state(self, state: str) -> None:
+        """Show the one state that holds."""
+        _show_one(self.state, WORKER_STATES, state)
+
+    def show_bottleneck(self, resource: str) -> None:
+        """Show the one resource that holds the worker back."""
+        _show_one(self.bottleneck, BOTTLENECKS, resource)
+
+    def show_gate(self, verdict: str) -> None:
+        """Show the exactness gate's verdict."""
+        _show_one(self.exactness_gate, GATE_VERDICTS, verdict)
+
+    def show_build(self, *, torch: str) -> None:
+        """Show what this worker is made of."""
+        self.build_info.clear()
+        self.build_info.labels(_version(), platform.python_version(), torch).set(1)
+
+    def show_model(self, ready: ModelReady) -> None:
+        """Show an engine's model."""
+        self.show_gate(ready.gate)
+        self.show_build(torch=ready.torch)
+        self.model_load_seconds.set(ready.load_seconds)
+        self.model_warm_seconds.set(ready.warm_seconds)
+
+    def show_gpus(self, gpus: tuple[GpuReport, ...]) -> None:
+        """Show how the claimed GPUs do; what the driver does not say is not a number."""
+        self.gpus_claimed.set(len(gpus))
+        figures = {
+            self.gpu_memory_used: "memory_used_bytes",
+            self.gpu_memory_total: "memory_total_bytes",
+            self.gpu_utilization: "utilization",
+            self.gpu_power: "power_watts",
+            self.gpu_temperature: "temperature_celsius",
+        }
+        if not gpus:
+            for gauge in (self.gpu_info, *figures):
+                gauge.clear()
+        for place, gpu in enumerate(gpus):
+            self.gpu_info.labels(str(place), gpu.uuid, gpu.name).set(1)
+            for gauge, field in figures.items():
+                value = getattr(gpu, field)
+                gauge.labels(str(place)).set(math.nan if value is None else value)
+
+    def add_activity(self, more_seconds: Mapping[str, float]) -> None:
+        """Count time."""
+        for activity, seconds in more_seconds.items():
+            self.activity_seconds.labels(activity).inc(seconds)
+
+    def count_batch(self, batch: BatchDone) -> None:
+        """Count one forward batch."""
+        self.batches.inc()
+        self.computed_tokens.inc(batch.tokens)
+        self.token_slots.inc(batch.token_slots)
+        self.gpu_memory_allocated.set(batch.allocated_bytes)
+        self.gpu_memory_reserved.set(batch.reserved_bytes)
 
     def count(self, facts: ShardExtracted) -> None:
         """Count one delivery."""
         self.shards.labels(facts.outcome).inc()
-        self.token_slots.inc(facts.token_slots)
         self.upload_attempts.inc(facts.upload_attempts)
         self.out_of_memory_splits.inc(facts.out_of_memory_splits)
         if facts.outcome not in ("committed", "duplicate"):
             return
+        for tap, rms in facts.tap_rms.items():
+            self.tap_rms.labels(tap).set(rms)
         for stage in _STAGES:
             self.stage_seconds.labels(stage).observe(getattr(facts, f"{stage}_seconds"))
         if facts.outcome == "committed":
@@ -88,3 +210,15 @@ class WorkerMetrics:
             self.tokens.inc(facts.tokens)
             self.sent_bytes.inc(facts.file_bytes)
             self.quarantined.inc(facts.quarantined)
+
+
+def _show_one(gauge: Gauge, names: tuple[str, ...], chosen: str) -> None:
+    for name in names:
+        gauge.labels(name).set(name == chosen)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("hiddenstream")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return ""

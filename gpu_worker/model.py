@@ -24,6 +24,7 @@ from hiddenstream.contracts.taps import tap_depth
 MODEL_LOADED = "model_loaded"
 MODEL_CUT_REFUSED = "model_cut_refused"
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WEIGHTS_SHARE = 0.8  # of a GPU's free memory, where a model is spread; batches need the rest
 _LOGGER = logging.getLogger("gpu_worker.model")
 
 
@@ -34,8 +35,10 @@ class LoadedModel:
     Attributes:
         backbone: the base model, in eval mode, on its device; no lm_head.
         blocks: its decoder blocks, from 0 to the last tap.
+        device: where token ids go in and states are gathered; the rest of it may lie on other GPUs.
         load_seconds: reading weights.
         warm_seconds: first forward passes.
+        gate: what gpu_worker/canary.py said: ``passed``, or ``not_run`` where it had nothing to compare.
     """
 
     backbone: nn.Module
@@ -43,6 +46,7 @@ class LoadedModel:
     device: torch.device
     load_seconds: float
     warm_seconds: float
+    gate: str
 
 
 def choose_device(name: str) -> torch.device:
@@ -61,12 +65,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def load_model(record: RunRecord, model: str, device: torch.device) -> LoadedModel:
+def load_model(record: RunRecord, model: str, device: torch.device, *, gpus: int = 1) -> LoadedModel:
     """Load, check and warm the backbone of a run's model.
 
     Args:
         record: the run: taps, compute dtype and numbers that the model must have.
         model: path or hub id where the worker finds it; its content has been checked already.
+        gpus: how many GPUs to spread it over, the first ones that this process sees; whole blocks go to one GPU each.
 
     Raises:
         ModelError: weights are missing, the width is another, a tap is not [rows, tokens, width], or states depend on
@@ -75,25 +80,31 @@ def load_model(record: RunRecord, model: str, device: torch.device) -> LoadedMod
     taps = record.identity.taps
     started = time.monotonic()
     blocks_needed = max(tap_depth(taps[-1]) + 1, 1)
-    backbone, blocks = _load(record, model, device, keep=blocks_needed)
+    placement = _placement(device, gpus)
+    backbone, blocks = _load(record, model, placement, keep=blocks_needed)
+    device = _input_device(backbone)
     loaded = time.monotonic()
     longest_tokens = min(record.settings.max_length, record.settings.token_budget // 2)  # two rows fill a batch
     try:
-        refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
+        gate = refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
     except IndexError as error:  # a family that counts blocks by its configuration
         log(_LOGGER, MODEL_CUT_REFUSED, {"message": str(error)}, level=logging.WARNING)
-        backbone, blocks = _load(record, model, device, keep=record.num_blocks)
-        refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
+        del backbone, blocks  # before the next ones, or both would have to fit
+        backbone, blocks = _load(record, model, placement, keep=record.num_blocks)
+        device = _input_device(backbone)
+        gate = refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
     result = LoadedModel(
         backbone=backbone,
         blocks=blocks,
         device=device,
         load_seconds=loaded - started,
         warm_seconds=time.monotonic() - loaded,
+        gate=gate,
     )
     facts = {
         "model": model,
         "device": str(device),
+        "devices": sorted({str(p.device) for p in backbone.parameters()}),
         "dtype": record.identity.compute_dtype,
         "blocks": len(blocks),
         "blocks_of_model": record.num_blocks,
@@ -105,7 +116,31 @@ def load_model(record: RunRecord, model: str, device: torch.device) -> LoadedMod
     return result
 
 
-def _load(record: RunRecord, model: str, device: torch.device, *, keep: int) -> tuple[nn.Module, nn.ModuleList]:
+def _placement(device: torch.device, gpus: int) -> dict[str, Any]:
+    """Return where transformers shall load a model: on *device*, or evenly over *gpus* GPUs and nowhere else."""
+    if gpus == 1 or device.type != "cuda":
+        return {"device_map": {"": device}}
+    if torch.cuda.device_count() < gpus:
+        raise ModelError(f"--gpus {gpus}: torch sees {torch.cuda.device_count()}")
+    free_bytes = {number: torch.cuda.mem_get_info(number)[0] for number in range(gpus)}
+    most_bytes = {number: int(free * _WEIGHTS_SHARE) for number, free in free_bytes.items()}
+    return {"device_map": "balanced", "max_memory": most_bytes}  # "cpu" is not in it: nothing is offloaded to it
+
+
+def _refuse_offloading(backbone: nn.Module, model: str) -> None:
+    """Refuse a model that does not fit: accelerate would fetch blocks from disk at every batch."""
+    places = {str(place) for place in getattr(backbone, "hf_device_map", {}).values()}
+    if places & {"cpu", "disk", "meta"}:
+        raise ModelError(f"--model {model}: it does not fit on the GPUs of this worker; give it more with --gpus")
+
+
+def _input_device(backbone: Any) -> torch.device:
+    """Return the device of the embedding, to which token ids go."""
+    device: torch.device = backbone.get_input_embeddings().weight.device
+    return device
+
+
+def _load(record: RunRecord, model: str, placement: dict[str, Any], *, keep: int) -> tuple[nn.Module, nn.ModuleList]:
     dtype = TORCH_DTYPES[record.identity.compute_dtype]
     config = transformers.AutoConfig.from_pretrained(model, revision=record.revision)
     try:
@@ -119,7 +154,7 @@ def _load(record: RunRecord, model: str, device: torch.device, *, keep: int) -> 
             revision=record.revision,
             config=config.get_text_config(),
             dtype=dtype,
-            device_map={"": device},
+            **placement,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
@@ -130,6 +165,8 @@ def _load(record: RunRecord, model: str, device: torch.device, *, keep: int) -> 
             f"--model {model}: its files lack {len(missing)} weights that its configuration names, for example"
             f" {missing[0]}; they would be random numbers"
         )
+    if placement["device_map"] == "balanced":
+        _refuse_offloading(backbone, model)
     backbone.eval().requires_grad_(False)
     embedding = backbone.get_input_embeddings().weight
     if embedding.dtype != dtype:

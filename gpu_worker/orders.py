@@ -14,6 +14,8 @@ class EngineOrders:
         worker: the worker's name.
         redis, sink, token: how to reach queue and sink.
         device: cpu, cuda, cuda:N or auto.
+        gpus: how many GPUs to spread the model over.
+        claimed: UUIDs of the GPUs claimed for it, which alone it sees; empty where none was claimed.
         token_budget: most token slots of a forward batch, or None to follow the jobs.
         model: where the model is.
         record: the text of the run's ``run.json``.
@@ -26,6 +28,8 @@ class EngineOrders:
     sink: str
     token: str | None
     device: str
+    gpus: int
+    claimed: tuple[str, ...]
     token_budget: int | None
     model: str
     record: str
@@ -38,4 +42,11 @@ class EngineOrders:
     @classmethod
     def from_json(cls, text: str) -> EngineOrders:
         """Rebuild orders from the text that :meth:`to_json` made."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**{**fields, "claimed": tuple(fields["claimed"])})
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which CUDA sees the claimed GPUs and no others."""
+        if not self.claimed:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.claimed), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiddenstream.chassis.settings import address, device_name, seconds, setting, short_name, whole_number
+from hiddenstream.chassis.settings import address, device_name, is_on, seconds, setting, short_name, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,17 @@ class WorkerSettings:
         None, means="path or hub id of the model; needed where it lies elsewhere than for the producer"
     )
     device: str = setting("auto", parse=device_name, means="cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    gpus: int = setting(
+        1,
+        parse=whole_number(least=1, most=16),
+        means="GPUs that this worker claims and spreads its model over; more than 1 only where the model needs it",
+    )
+    gpu_locks: Path | None = setting(
+        None,
+        parse=Path,
+        means="folder of the lock files by which this host's workers claim GPUs, the same for all of them;"
+        " hiddenstream-gpus-UID in the system's temporary folder unless given",
+    )
     token_budget: int | None = setting(
         None,
         parse=whole_number(least=1),
@@ -42,4 +53,9 @@ class WorkerSettings:
     )
     load_seconds: float = setting(
         3600.0, parse=seconds, means="an engine that has not loaded the model after so long is killed"
+    )
+    stay: bool = setting(
+        False,
+        parse=is_on,
+        means="at the run's end, or when refused, keep serving /metrics until SIGTERM, and only then exit",
     )

@@ -85,6 +85,7 @@ def finish_shard(
         copy_seconds=work.copy_seconds,
         check_seconds=work.check_seconds,
         hash_seconds=hash_seconds,
+        tap_rms=work.tap_rms(identity.taps),
     )
     return FinishedShard(pieces=(header, *body), buffer=buffer, facts=facts)
 

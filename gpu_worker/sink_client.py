@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -101,11 +101,14 @@ class SinkClient:
         _answer(status, body)
         return True
 
-    def put_shard(self, shard: int, pieces: Sequence[bytes | memoryview]) -> str:
+    def put_shard(
+        self, shard: int, pieces: Sequence[bytes | memoryview], *, on_phase: Callable[[str], None] = lambda _: None
+    ) -> str:
         """Send a shard file and wait until it is durable.
 
         Args:
             pieces: the file's bytes in order; they must not change before this returns.
+            on_phase: called with what comes next: ``answer``, waiting for the sink, or ``send``.
 
         Returns:
             ``committed``, or ``duplicate`` where the sink had it already.
@@ -114,11 +117,18 @@ class SinkClient:
             SinkUnavailable: not reachable, cut off, or short of disk; nothing was stored that counts.
             SinkRefused: the shard is wrong for this run.
         """
-        status, body = self._exchange("PUT", shard_path(self._run, shard), pieces)
+        on_phase("answer")
+        status, body = self._exchange("PUT", shard_path(self._run, shard), pieces, on_phase)
         _answer(status, body)
         return "committed" if status == 201 else "duplicate"
 
-    def _exchange(self, method: str, path: str, pieces: Sequence[bytes | memoryview] = ()) -> tuple[int, bytes]:
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[bytes | memoryview] = (),
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> tuple[int, bytes]:
         headers = [("Host", self._host_header), ("Connection", "close")]
         if self._token:
             headers.append(("Authorization", f"Bearer {self._token}"))
@@ -133,7 +143,9 @@ class SinkClient:
                     early = _next_response(wire, connection)
                     if not isinstance(early, h11.InformationalResponse):
                         return early.status_code, _body(wire, connection)
+                    on_phase("send")
                     _send_pieces(connection, pieces)
+                    on_phase("answer")
                 else:
                     wire.send(h11.EndOfMessage())
                 response = _next_response(wire, connection)

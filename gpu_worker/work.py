@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.supervisor import Supervisor
+from gpu_worker.supervisor import WORKER_REFUSED, Supervisor
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import log, start_logging
 from hiddenstream.chassis.settings import from_process
 from hiddenstream.contracts.errors import HiddenstreamError
 
-WORKER_REFUSED = "worker_refused"
 _LOGGER = logging.getLogger("gpu_worker")
 
 
@@ -22,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_logging("gpu_worker")
     stop = StopRequest().install()
     try:
-        return Supervisor(settings, stop).run()
-    except HiddenstreamError as error:
+        supervisor = Supervisor(settings, stop)
+    except HiddenstreamError as error:  # before there is anything to stay for
         log(_LOGGER, WORKER_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
         return error.exit_code
+    return supervisor.run()

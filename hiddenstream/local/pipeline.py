@@ -8,11 +8,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_worker.gpu_claim import wanted_gpus
 from hiddenstream.chassis.lifecycle import StopRequest
+from hiddenstream.contracts.errors import UsageError
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.local.embedded_queue import queue_command, queue_url
 from hiddenstream.local.processes import Child, ChildSpec
@@ -22,7 +24,6 @@ _LOOK_SECONDS = 0.25
 _DRAIN_SECONDS = 600.0  # a worker finishes the shard in hand; a second Ctrl-C ends the wait
 _STOP_SECONDS = 40.0
 _MOST_FOLDER_CHARACTERS = 70  # a socket's path has 107 at most
-_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")  # one entry for each NVIDIA GPU, by the kernel's driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,9 @@ class Pipeline:
         """Start queue, sink, producer and workers, in this order.
 
         Raises:
-            UsageError: there is no Redis to start.
+            UsageError: there is no Redis to start, or there are fewer GPUs than workers.
         """
+        refuse_more_workers_than_gpus(plan)
         is_short = len(tempfile.gettempdir()) < _MOST_FOLDER_CHARACTERS
         self._scratch = tempfile.TemporaryDirectory(prefix="hiddenstream-", dir=None if is_short else "/tmp")
         paths.logs.mkdir(parents=True, exist_ok=True)
@@ -74,13 +76,12 @@ class Pipeline:
         for number in range(plan.workers):
             specs[f"worker-{number}"] = [*worker, "--name", f"worker-{number}"]
         environment = _environment(plan.workers)
-        gpus = visible_gpus(os.environ) if plan.device in ("auto", "cuda") else []
         self._children = {
             name: Child(
                 ChildSpec(
                     name=name,
                     command=command,
-                    environment={**environment, **gpu_of(name, gpus)},
+                    environment=environment,
                     ends_well=_ends_well(name),
                 ),
                 paths.logs,
@@ -141,19 +142,20 @@ class Pipeline:
         self._scratch.cleanup()
 
 
-def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return what CUDA may use here, one entry for each GPU, without starting CUDA."""
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
-    return [str(number) for number, _ in enumerate(_GPU_FOLDER.iterdir())] if _GPU_FOLDER.is_dir() else []
+def refuse_more_workers_than_gpus(plan: LocalPlan) -> None:
+    """Refuse a plan by which some workers would wait for a GPU until the run has ended.
 
+    Each worker claims a GPU of its own. GPUs that other runs hold count here: they may get free.
 
-def gpu_of(name: str, gpus: list[str]) -> dict[str, str]:
-    """Give each worker a GPU of its own, in turn where there are more workers than GPUs."""
-    if not gpus or not name.startswith("worker-"):
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": gpus[int(name.removeprefix("worker-")) % len(gpus)]}
+    Raises:
+        UsageError: there are more workers than GPUs, or the GPU asked for is not there.
+    """
+    gpus = len(wanted_gpus(plan.device, 1, os.environ))
+    if 0 < gpus < plan.workers:
+        raise UsageError(
+            f"--workers {plan.workers}: each worker claims a GPU of its own, and --device {plan.device} means {gpus}"
+            f" here; give --workers {gpus}, or --device cpu"
+        )
 
 
 def _ends_well(name: str) -> frozenset[int]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from gpu_worker.canary import GateRefused
 from gpu_worker.model import load_model
 from hiddenstream.contracts.errors import ModelError
 from tests.factories import a_run
@@ -48,11 +50,24 @@ def test_longrope_inside_its_original_length_is_taken(tmp_path):
     loaded = load_model(a_record(tmp_path / "run", max_length=64), str(model), CPU)
 
     assert 3 == len(loaded.blocks)
+    assert "passed" == loaded.gate
 
 
 def test_a_model_that_looks_both_ways_is_refused(tmp_path):
     """An encoder's tokens see padding and mates' widths, so its states would be wrong."""
     model = save_tiny_model("electra", tmp_path / "model")
 
-    with pytest.raises(ModelError, match="no causal model"):
+    with pytest.raises(GateRefused, match="no causal model"):
         load_model(a_record(tmp_path / "run", max_length=200), str(model), CPU)
+
+
+def test_a_model_without_a_finite_state_is_not_judged(tmp_path):
+    """Where there is nothing to compare the gate has not run, and says so."""
+    model = save_tiny_model("llama", tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"][:] = torch.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+    loaded = load_model(a_record(tmp_path / "run", max_length=64), str(model), CPU)
+
+    assert "not_run" == loaded.gate

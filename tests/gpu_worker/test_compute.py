@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import hiddenstream
 from gpu_worker.buffers import HostBuffer
 from gpu_worker.compute import ShardComputer
-from gpu_worker.forward import fault_of
+from gpu_worker.forward import fault_of, gathered
 from gpu_worker.recompute import load_plain, plain_states
 from gpu_worker.shard_file import finish_shard
 from gpu_worker.sink_client import SinkClient
@@ -58,14 +58,17 @@ def poisoned_model(tmp_path_factory):
     return folder
 
 
-def compute(paths, *, most_slots=None, token_budget=None, job_budget=40, beats=None):
+def compute(paths, *, most_slots=None, token_budget=None, job_budget=40, beats=None, activities=None):
     """Compute a run's one shard; return its work and what is sent of it."""
     record, job = paths.read_record(), a_job(paths, token_budget=job_budget)
     forward = forward_of(loaded(record), record)
     if most_slots is not None:
         forward = SmallMemory(forward, most_slots=most_slots)
-    on_batch = (lambda: None) if beats is None else (lambda: beats.append(1))
-    computer = ShardComputer(record.identity, forward, token_budget=token_budget, on_batch=on_batch)
+    on_batch = (lambda *_: None) if beats is None else (lambda tokens, slots: beats.append((tokens, slots)))
+    on_activity = (lambda _: None) if activities is None else activities.append
+    computer = ShardComputer(
+        record.identity, forward, token_budget=token_budget, on_batch=on_batch, on_activity=on_activity
+    )
     buffer = HostBuffer(is_pinned=False)
     work = computer.compute(job, buffer)
     return work, finish_shard(job, record, work, buffer, made_by={"worker": "w"}, wait_seconds=0.0)
@@ -226,3 +229,60 @@ def test_a_worker_may_go_below_the_plan_s_budget(budget, tiny_model, tmp_path):
 def test_states_are_judged_by_their_magnitudes(largest, fault):
     """NaN and infinity are named by the shallowest tap and its first token; a zero is sound, a tap of zeros is not."""
     assert fault == fault_of(torch.tensor(largest), ("a", "b"))
+
+
+def test_the_root_mean_square_is_that_of_what_is_stored(poisoned_model, tmp_path):
+    """Each tap's figure is that of the stored states alone: a sample that is not finite spoils no other's."""
+    paths = a_planned_run(tmp_path, poisoned_model, with_rare_token(some_rows(), 2))
+
+    _, shard = compute(paths)
+    run = stored(paths, shard)
+
+    assert 1 == len(run.quarantined)
+    assert set(run.record.identity.taps) == set(shard.facts.tap_rms)
+    for tap, found in shard.facts.tap_rms.items():
+        values = np.concatenate([sample.states_of(tap) for sample in run])
+        assert found == pytest.approx(float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))), rel=1e-5)
+
+
+def test_a_shard_without_sound_samples_has_no_root_mean_square(poisoned_model, tmp_path):
+    """Where nothing is stored there is no figure, rather than one that is no number."""
+    paths = a_planned_run(tmp_path, poisoned_model, with_rare_token(some_rows(), *range(len(LENGTHS))))
+
+    _, shard = compute(paths)
+
+    assert {} == shard.facts.tap_rms
+
+
+def test_batches_and_activities_are_told(tiny_model, tmp_path):
+    """Each batch is told with its tokens and slots, after a forward pass, a copy and a check."""
+    beats, activities = [], []
+    paths = a_planned_run(tmp_path, tiny_model("llama"), some_rows())
+
+    work, _ = compute(paths, beats=beats, activities=activities)
+
+    assert ["forward", "copy", "check"] * len(beats) == activities
+    assert sum(LENGTHS) == sum(tokens for tokens, _ in beats)
+    assert work.token_slots == sum(slots for _, slots in beats)
+
+
+@pytest.mark.parametrize("stored_dtype", [torch.float32, torch.bfloat16])
+def test_taps_are_gathered_by_their_real_tokens(stored_dtype):
+    """Gathering leaves the padding out and keeps the order of taps, in the stored dtype."""
+    taps_BTD = [torch.arange(24, dtype=torch.float32).view(2, 3, 4) + 100 * tap for tap in range(2)]
+
+    hidden_NKD = gathered(taps_BTD, torch.tensor([0, 3, 4]), stored_dtype, torch.device("cpu"))
+
+    assert (3, 2, 4) == tuple(hidden_NKD.shape)
+    assert stored_dtype == hidden_NKD.dtype
+    assert [0, 12, 16] == hidden_NKD[:, 0, 0].tolist()
+    assert [100, 112, 116] == hidden_NKD[:, 1, 0].float().tolist()
+
+
+def test_taps_on_other_devices_are_brought_to_one():
+    """States that lie on another device are moved; here to the one device besides the CPU that every torch has."""
+    taps_BTD = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, device="meta")]
+
+    hidden_NKD = gathered(taps_BTD, torch.tensor([0, 3]), torch.bfloat16, torch.device("meta"))
+
+    assert ("meta", (2, 2, 4)) == (hidden_NKD.device.type, tuple(hidden_NKD.shape))

@@ -45,6 +45,13 @@ def a_job(lengths: list[int], token_budget: int) -> ExtractionJob:
     return ExtractionJob(run="r", fingerprint="f", shard=0, delivery="d", token_budget=token_budget, samples=samples)
 
 
+def a_computer(record: RunRecord, forward: ForwardPass) -> ShardComputer:
+    """Return what computes shards and tells nobody."""
+    return ShardComputer(
+        record.identity, forward, token_budget=None, on_batch=lambda *_: None, on_activity=lambda _: None
+    )
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_5_text", "gpt2", "falcon", "gemma2"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
 def test_states_equal_plain_transformers(family: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
@@ -54,7 +61,7 @@ def test_states_equal_plain_transformers(family: str, dtype: str, tolerance: flo
     job = a_job(LENGTHS, token_budget=128)
     model = load_model(record, model_folder, choose_device("auto"))
     forward = ForwardPass(model, TAPS, TORCH_DTYPES[dtype])
-    computer = ShardComputer(record.identity, forward, token_budget=None, on_batch=lambda: None)
+    computer = a_computer(record, forward)
 
     work = computer.compute(job, HostBuffer(is_pinned=True))
 
@@ -74,7 +81,7 @@ def test_a_batch_that_does_not_fit_is_split(tmp_path: Path) -> None:
     model_folder = str(save_tiny_model("llama", tmp_path / "model", **sizes, num_attention_heads=16, head_dim=64))
     model = load_model(record, model_folder, choose_device("cuda"))
     forward = ForwardPass(model, TAPS, torch.float32)
-    computer = ShardComputer(record.identity, forward, token_budget=None, on_batch=lambda: None)
+    computer = a_computer(record, forward)
     held = torch.cuda.memory_allocated()
     total = torch.cuda.get_device_properties(0).total_memory
     try:
@@ -87,3 +94,24 @@ def test_a_batch_that_does_not_fit_is_split(tmp_path: Path) -> None:
     assert not work.faults
     assert torch.isfinite(work.states_TKD).all()
     assert torch.cuda.memory_allocated() <= held + 2**20
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "falcon", "qwen3_5_text"])
+def test_a_model_spread_over_two_gpus_gives_the_same_states(family: str, tmp_path: Path) -> None:
+    """Blocks lie on both GPUs, and the states, gathered on the first, equal plain transformers on one."""
+    record = a_record(tmp_path / "run", "float32")
+    model_folder = str(save_tiny_model(family, tmp_path / "model"))
+    job = a_job(LENGTHS, token_budget=128)
+
+    model = load_model(record, model_folder, choose_device("cuda"), gpus=2)
+    work = a_computer(record, ForwardPass(model, TAPS, torch.float32)).compute(job, HostBuffer(is_pinned=True))
+
+    assert {"cuda:0", "cuda:1"} == {str(parameter.device) for parameter in model.backbone.parameters()}
+    assert not work.faults
+    plain = load_plain(model_folder, None, "float32")
+    for first, tokens in zip(work.first_rows, work.token_rows, strict=True):
+        expected = plain_states(plain, tokens, TAPS)
+        for place, tap in enumerate(TAPS):
+            found = work.states_TKD[first : first + tokens.size, place].double().numpy()
+            assert np.linalg.norm(found - expected[tap]) <= 1e-5 * np.linalg.norm(expected[tap]), (family, tap)

@@ -11,13 +11,33 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpu_worker.engine_process import EngineProcess
-from gpu_worker.facts import OUTCOMES, ShardExtracted
-from gpu_worker.messages import BEAT, COMPUTED, COMPUTING, DONE, LOADED, TOOK, Reporter, facts_of
+from gpu_worker.facts import OUTCOMES, BatchDone, ModelReady, ShardExtracted
+from gpu_worker.messages import (
+    ACTIVITY,
+    BEAT,
+    COMPUTED,
+    COMPUTING,
+    DONE,
+    LOADED,
+    LOGGED,
+    REFUSED,
+    TOOK,
+    Reporter,
+    facts_of,
+)
 from gpu_worker.metrics import WorkerMetrics
 
 FACTS = ShardExtracted(
-    shard=7, delivery="a_1", outcome="failed", samples=3, upload_seconds=0.25, message='"é"\n\u2028 of an error'
+    shard=7,
+    delivery="a_1",
+    outcome="failed",
+    samples=3,
+    upload_seconds=0.25,
+    tap_rms={"block.0": 1.25},
+    message='"é"\n\u2028 of an error',
 )
+READY = ModelReady(device="cpu", torch="2.13.0", load_seconds=1.5, warm_seconds=0.25, gate="passed")
+BATCH = BatchDone(tokens=30, token_slots=32, allocated_bytes=1, reserved_bytes=2)
 
 
 @pytest.fixture
@@ -35,17 +55,27 @@ def test_messages_arrive_as_they_were_sent(pipe):
     writing, supervisor = pipe
     reporter = Reporter(writing)
 
-    reporter.loaded()
+    reporter.refused("no such model", gate="failed")
+    reporter.loaded(READY)
+    reporter.is_at("send", thread="upload-0")
     reporter.took(7, "a_1")
     reporter.computing()
-    reporter.beat()
+    reporter.beat(BATCH)
     reporter.computed()
+    reporter.logged("{}")
     reporter.done(FACTS)
     os.close(writing)
     messages = list(supervisor.messages())
 
-    assert [LOADED, TOOK, COMPUTING, BEAT, COMPUTED, DONE] == [message["kind"] for message in messages]
-    assert (7, "a_1") == (messages[1]["shard"], messages[1]["delivery"])
+    kinds = [REFUSED, LOADED, ACTIVITY, TOOK, COMPUTING, BEAT, COMPUTED, LOGGED, DONE]
+    assert kinds == [message["kind"] for message in messages]
+    told = {message["kind"]: message for message in messages}
+    assert ("no such model", "failed") == (told[REFUSED]["message"], told[REFUSED]["gate"])
+    assert ("upload-0", "send") == (told[ACTIVITY]["thread"], told[ACTIVITY]["activity"])
+    assert (7, "a_1") == (told[TOOK]["shard"], told[TOOK]["delivery"])
+    assert READY == ModelReady(**told[LOADED]["facts"])
+    assert BATCH == BatchDone(**told[BEAT]["facts"])
+    assert "{}" == told[LOGGED]["line"]
     assert FACTS == facts_of(messages[-1])
 
 
@@ -53,11 +83,11 @@ def test_a_line_torn_by_death_is_dropped(pipe):
     """What an engine wrote before it died is read; its last, unfinished line is not."""
     writing, supervisor = pipe
 
-    Reporter(writing).beat()
+    Reporter(writing).logged("whole")
     os.write(writing, json.dumps({"kind": DONE, "facts": dataclasses.asdict(FACTS)}).encode()[:-20])
     os.close(writing)
 
-    assert [{"kind": BEAT}] == list(supervisor.messages())
+    assert [{"kind": LOGGED, "line": "whole"}] == list(supervisor.messages())
 
 
 def test_threads_do_not_mix_their_lines(pipe):

@@ -10,6 +10,8 @@ import urllib.request
 
 import pytest
 
+from hiddenstream.contracts.queue import report_key, workers_key
+from hiddenstream.contracts.worker_report import REPORT_SECONDS, WorkerReport
 from tests.conftest import wait_until
 from tests.pipeline.services import Services, assert_complete_and_equal
 from tests.tiny import random_rows, save_tiny_model, write_rows
@@ -102,7 +104,12 @@ def test_the_metrics_show_what_was_done(services, plan_arguments):
     assert shards - 1 == series['deliveries_total{outcome="committed"}'] == series["upload_attempts_total"]
     assert shards - 1 == series['stage_seconds_count{stage="upload"}']
     assert (1, 1, 0) == (series["is_ready"], series["engine_starts_total"], series["engine_deaths_total"])
-    assert 0 < series["tokens_total"] <= series["token_slots_total"]
+    assert 0 < series["tokens_total"] <= series["computed_tokens_total"] <= series["token_slots_total"]
+    assert shards - 1 == series['stage_seconds_count{stage="answer"}'] == series['stage_seconds_count{stage="send"}']
+    assert 0 < series['tap_rms{tap="block.2"}']
+    assert (1, 0) == (series['exactness_gate{verdict="passed"}'], series['exactness_gate{verdict="not_run"}'])
+    assert 0 < series["model_load_seconds"]
+    assert 1 == sum(value for name, value in series.items() if name.startswith("build_info") and 'torch="2' in name)
     assert 200 == status
     assert 0 == producer.wait(60)
     assert 0 == worker.wait(60)
@@ -152,3 +159,99 @@ def test_a_second_signal_ends_a_worker_that_waits_for_the_sink(services, plan_ar
     assert code_after_one is None
     assert 1 == worker.wait(10)
     assert 0 == services.commits()
+
+
+def test_activity_adds_up_to_the_time_that_passes(services, plan_arguments):
+    """Each second of a living engine is counted as one activity, also while it waits; idle, for its queue."""
+    services.sink()
+    producer = services.producer(*plan_arguments)
+    wait_until(services.paths.is_planned, 60)
+    producer.process.send_signal(signal.SIGSTOP)
+    services.client().delete(f"rq:queue:{services.queue()}")
+    worker = services.worker("worker-a")
+    wait_until(lambda: worker.events("model_loaded"), 60)
+
+    def total(series):
+        return sum(value for name, value in series.items() if name.startswith("activity_seconds_total"))
+
+    wait_until(lambda: total(scraped(worker)) > 0)
+    begin, began = scraped(worker), time.monotonic()
+    wait_until(lambda: total(scraped(worker)) - total(begin) > 3)
+    passed, end = time.monotonic() - began, scraped(worker)
+
+    assert passed == pytest.approx(total(end) - total(begin), abs=1.5)
+    waited = 'activity_seconds_total{activity="wait_for_job"}'
+    assert end[waited] - begin[waited] == pytest.approx(total(end) - total(begin), abs=0.01)
+    assert 1 == end['state{state="idle"}']
+    assert 1 == end['bottleneck{resource="none"}']  # it has had no job yet
+
+
+def test_a_report_is_there_while_the_worker_is(services, plan_arguments):
+    """A worker's report says what it did, outlives a kill by some seconds only, and a stopped worker takes it back."""
+    services.sink()
+    producer = services.producer(*plan_arguments)
+    wait_until(services.paths.is_planned, 60)
+    key = f"rq:queue:{services.queue()}"
+    wait_until(lambda: services.paths.read_record().shards == services.client().llen(key))
+    producer.process.send_signal(signal.SIGSTOP)
+    services.client().rpop(key)
+    workers = [services.worker(name) for name in ("worker-a", "worker-b")]
+
+    def report_of(name):
+        data = services.client().get(report_key(services.queue(), name))
+        return None if data is None else WorkerReport.decode(data)
+
+    wait_until(lambda: all((report := report_of(worker.log.stem)) and "idle" == report.state for worker in workers), 60)
+    reports = [report_of(worker.log.stem) for worker in workers]
+    names = services.client().smembers(workers_key(services.queue()))
+    workers[0].process.send_signal(signal.SIGTERM)
+    assert 0 == workers[0].wait(60)
+    after_stop, left = report_of("worker-a"), services.client().smembers(workers_key(services.queue()))
+    workers[1].signal_all(signal.SIGKILL)
+
+    assert {b"worker-a", b"worker-b"} == names
+    assert services.commits() == sum(report.shards for report in reports)
+    assert all("cpu" == report.device for report in reports)
+    assert any("shard_extracted" in line for report in reports for line in report.log_lines)
+    assert (None, {b"worker-b"}) == (after_stop, left)
+    wait_until(lambda: report_of("worker-b") is None, REPORT_SECONDS + 1)
+    assert 0 < services.client().ttl(workers_key(services.queue())) <= 60
+
+
+def test_a_refused_worker_can_stay_to_say_so(services, plan_arguments, tmp_path):
+    """With --stay a worker whose model fails the exactness gate shows that and its reason, and leaves with 2."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [1 + n / 2 for n in range(8)]}
+    model = save_tiny_model("phi3", tmp_path / "longrope", original_max_position_embeddings=8, rope_parameters=rope)
+    arguments = [str(model) if part == plan_arguments[1] else part for part in plan_arguments]
+    services.sink()
+    services.producer(*arguments)
+
+    worker = services.worker("worker-a", "--stay")
+    wait_until(lambda: worker.events("worker_stayed"), 60)
+    series = scraped(worker)
+
+    assert (1, 1) == (series['state{state="refused"}'], series['exactness_gate{verdict="failed"}'])
+    assert 503 == health(worker)
+    assert set() == services.leased_shards("worker-a")
+    data = services.client().get(report_key(services.queue(), "worker-a"))
+    assert data is not None
+    assert "relative L2" in WorkerReport.decode(data).message
+    worker.process.send_signal(signal.SIGTERM)
+    assert 2 == worker.wait(10)
+
+
+def test_a_worker_refused_by_the_sink_can_stay(services, plan_arguments, tmp_path):
+    """A wrong token is shown with --stay, too, though there is no queue to report to."""
+    services.sink()
+    services.producer(*plan_arguments)
+    wait_until(services.paths.is_planned, 60)
+    (tmp_path / "token").write_text("another")
+
+    worker = services.worker("worker-a", "--stay")
+    wait_until(lambda: worker.events("worker_stayed"), 60)
+
+    assert 1 == scraped(worker)['state{state="refused"}']
+    assert 503 == health(worker)
+    worker.process.send_signal(signal.SIGTERM)
+    assert 2 == worker.wait(10)

@@ -21,9 +21,9 @@ class Sender:
     """An uploader, its buffers, and what it said of each delivery."""
 
     def __init__(self, port, *, run="test"):
-        self.buffers, self.done = HostBuffers(2, is_pinned=False), []
+        self.buffers, self.done, self.phases = HostBuffers(2, is_pinned=False), [], []
         client = SinkClient(f"http://{LOCALHOST}:{port}", run, None)
-        self._uploader = Uploader(client, self.buffers, self.done.append)
+        self._uploader = Uploader(client, self.buffers, self.done.append, lambda *said: self.phases.append(said))
 
     def send(self, shard, *pieces):
         facts = ShardExtracted(shard=shard, delivery="a_1", outcome="committed", samples=2)
@@ -56,6 +56,21 @@ def test_shards_wait_for_a_sink_that_is_away(paths, free_port, caplog):
     assert {0, 1} == committed(paths).keys()
     assert all(facts.upload_attempts > 1 and facts.samples == 2 for facts in sender.done)
     sender.buffers.wait_until_all_are_free()
+
+
+def test_sending_and_waiting_for_the_answer_are_told_apart(paths):
+    """A thread says what it is at, and the time of each is in the facts; together they are the upload."""
+    with a_sink(paths) as sink:
+        sender = Sender(sink.port)
+        sender.send(0, a_shard(paths, 0))
+        sender.outcomes(1)
+
+    (facts,) = sender.done
+    assert ["answer", "send", "answer", "nothing"] == [phase for _, phase in sender.phases]
+    assert 1 == len({thread for thread, _ in sender.phases})
+    assert facts.send_seconds > 0
+    assert facts.answer_seconds > 0
+    assert facts.upload_seconds == pytest.approx(facts.send_seconds + facts.answer_seconds, abs=0.05)
 
 
 def test_a_shard_that_is_there_is_a_duplicate(paths):
