@@ -38,12 +38,12 @@ class Prometheus:
     def __init__(self, folder: Path, configuration: str) -> None:
         """Start it in *folder*, whose ``data`` it keeps its series in, and wait until it answers."""
         binary = tool("prometheus", "prometheus")
-        (folder / "prometheus.yml").write_text(configuration)
         shutil.copy(GRAFANA / "rules.yml", folder)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         self.url = f"http://{address}"
+        (folder / "prometheus.yml").write_text(configuration.replace("localhost:9090", address))
         command = [binary, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
         with open(folder / "prometheus.log", "ab") as log:
             self._process = subprocess.Popen(
