@@ -1,0 +1,1 @@
+"""Dashboards as code, and pictures of them. Not installed: ``python -m grafana.generate`` writes the JSON."""
