@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import redis
@@ -206,8 +207,7 @@ class Watched:
         client.close()
 
 
-def _serve_page(status: object, listen: tuple[str, int] | None) -> StatusServer:
-    assert callable(status)
+def _serve_page(status: Callable[[], RunStatus], listen: tuple[str, int] | None) -> StatusServer:
     if listen is not None:
         return StatusServer(status, listen=listen)
     try:

@@ -109,7 +109,7 @@ def _planning(seen: Seen, now: float) -> RunStatus:
         version=program_version(),
         run=seen.run,
         state="planning",
-        message=f"Reading the data: {counted(seen.rows_read, 'row')} so far.",
+        message="The data is read, tokenized where need be, and cut into shards.",
         planned=Amount(),
         committed=Amount(),
         rows_read=seen.rows_read,
