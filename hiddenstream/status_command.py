@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hiddenstream.chassis.settings import from_process, is_on, setting
+from hiddenstream.contracts.errors import UsageError
 from hiddenstream.progress import Progress, read_progress
 from hiddenstream.run_directory.paths import RunPaths
+from hiddenstream.status_page.live import Live
+from hiddenstream.status_page.look import RunLook
+from hiddenstream.status_page.words import duration
+
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,17 +27,46 @@ class StatusSettings:
 
     run_directory: Path = setting(means="the run directory", parse=Path, is_argument=True)
     json: bool = setting(False, means="print JSON, one object", parse=is_on)
+    watch: bool = setting(
+        False,
+        means="go on showing it until the run is complete or Ctrl-C comes: drawn in place on a terminal, else one line"
+        " a minute",
+        parse=is_on,
+    )
+    url: str | None = setting(
+        None, means="the producer's status page, which --watch asks for workers, queue and GPUs; none unless given"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a run's progress; return the exit code."""
     settings = from_process(StatusSettings, command="hiddenstream status", arguments=arguments)
+    if settings.watch or settings.url is not None:
+        return _watch(settings)
     progress = read_progress(RunPaths(settings.run_directory))
     if settings.json:
         print(json.dumps({**asdict(progress), "is_complete": progress.is_complete}, indent=2))
     else:
         print("\n".join(progress_lines(progress)))
     return progress.exit_code
+
+
+def _watch(settings: StatusSettings) -> int:
+    """Show a run's status until it is complete; return the exit code."""
+    if settings.json or not settings.watch:
+        raise UsageError("--watch goes without --json" if settings.json else "--url is for --watch")
+    paths = RunPaths(settings.run_directory)
+    look, live = RunLook(paths, paths.read_record()), Live(sys.stdout, os.environ)
+    try:
+        status = look.status(settings.url)
+        while status.committed.shards < status.planned.shards:
+            live.show(status, url=settings.url)
+            time.sleep(_LOOK_SECONDS)
+            status = look.status(settings.url)
+    except KeyboardInterrupt:  # the usual way to end it
+        status = look.status()
+    live.close(status)
+    return read_progress(paths).exit_code
 
 
 def progress_lines(progress: Progress) -> Iterator[str]:
@@ -57,15 +95,6 @@ def progress_lines(progress: Progress) -> Iterator[str]:
         yield f"worker     {worker}: {samples:,} samples"
     stages = (f"{stage.removesuffix('_seconds')} {seconds:,.1f} s" for stage, seconds in asdict(p.stages).items())
     yield f"stages     {', '.join(stages)}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people, in its two largest units."""
-    whole = round(seconds)
-    for name, size, smaller, rest in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // rest} {smaller}"
-    return f"{whole} s"
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -49,6 +49,7 @@ class DispatchState:
         queued_bytes: payloads on the queue.
         redelivered: deliveries beyond the first, of this producer.
         stuck: shards whose deliveries kept failing.
+        oldest_seconds: since the shard that waits longest was first seen on the queue; 0 when none waits.
     """
 
     to_do: int
@@ -57,6 +58,7 @@ class DispatchState:
     queued_bytes: int
     redelivered: int
     stuck: frozenset[int]
+    oldest_seconds: float
 
 
 class Dispatcher:
@@ -79,6 +81,7 @@ class Dispatcher:
         self._deliveries: Counter[int] = Counter()
         self._payload_bytes: dict[int, int] = {}
         self._stuck: set[int] = set()
+        self._waiting_since: dict[int, float] = {}
         self._epoch = secrets.token_hex(3)  # deliveries of a restarted producer have other ids
 
     def forget_suspicions(self) -> None:
@@ -124,6 +127,7 @@ class Dispatcher:
         queued_bytes = sum(self._size_of(shard) for shard in {*sighting.queued, *lost})
         if may_add:
             queued_bytes += self._top_up(queued_bytes, committed)
+        self._waiting_since = {s: self._waiting_since.get(s, now_seconds) for s in sighting.queued}
         if len(sighting.queued) > 1 and self._queue.is_memory_short():
             self.make_room()
         return DispatchState(
@@ -133,6 +137,7 @@ class Dispatcher:
             queued_bytes=queued_bytes,
             redelivered=sum(count - 1 for count in self._deliveries.values() if count > 1),
             stuck=frozenset(self._stuck),
+            oldest_seconds=now_seconds - min(self._waiting_since.values(), default=now_seconds),
         )
 
     def _top_up(self, queued_bytes: int, committed: Iterable[int]) -> int:

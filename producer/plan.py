@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hiddenstream.chassis.logs import log, now
@@ -24,15 +25,19 @@ from producer.rows import Limits, Rejection, read_sample
 ROWS_READ = "rows_read"
 RUN_PLANNED = "run_planned"
 _PROGRESS_SECONDS = 10.0
+_ROWS_TOLD = 64
 _TOKEN_AND_MASK_BYTES = 5  # a shard holds them beside the states
 __all__ = ["PlanRequest", "make_plan"]
 _LOGGER = logging.getLogger("producer.plan")
 
 
-def make_plan(request: PlanRequest) -> RunRecord:
+def make_plan(request: PlanRequest, *, on_rows: Callable[[int], None] = lambda _: None) -> RunRecord:
     """Read the input once and write the run directory's plan, ``run.json`` last.
 
     What a crashed attempt left is replaced. The caller holds the run directory's producer lock.
+
+    Args:
+        on_rows: called with the number of rows read so far, every few of them.
 
     Raises:
         RunDirectoryError: the directory is planned already, or cannot be written.
@@ -48,7 +53,7 @@ def make_plan(request: PlanRequest) -> RunRecord:
     try:
         shutil.rmtree(paths.plan, ignore_errors=True)
         paths.plan.mkdir(parents=True)
-        record = _write_plan(request, paths)
+        record = _write_plan(request, paths, on_rows)
     except HiddenstreamError:
         shutil.rmtree(paths.plan, ignore_errors=True)
         raise
@@ -59,11 +64,11 @@ def make_plan(request: PlanRequest) -> RunRecord:
     return record
 
 
-def _write_plan(request: PlanRequest, paths: RunPaths) -> RunRecord:
+def _write_plan(request: PlanRequest, paths: RunPaths, on_rows: Callable[[int], None]) -> RunRecord:
     started = time.monotonic()
     sources = describe_sources(request.data)
     with PlanRows(paths.tokens) as rows:
-        _read_rows(request, rows)
+        _read_rows(request, rows, on_rows)
         if not rows.samples:
             raise NothingPlanned(dict(rows.rejected))
         bytes_per_token = request.identity("").bytes_per_token
@@ -82,7 +87,7 @@ def _write_plan(request: PlanRequest, paths: RunPaths) -> RunRecord:
     return record
 
 
-def _read_rows(request: PlanRequest, rows: PlanRows) -> None:
+def _read_rows(request: PlanRequest, rows: PlanRows, on_rows: Callable[[int], None]) -> None:
     limits = Limits(
         vocabulary_rows=request.model.vocabulary_rows, max_length=request.longest, over_long=request.over_long
     )
@@ -96,9 +101,12 @@ def _read_rows(request: PlanRequest, rows: PlanRows) -> None:
             raise StrictRejection(outcome.source, outcome.reason, outcome.detail)
         else:
             rows.add_rejection(outcome)
+        if source_row % _ROWS_TOLD == 0:
+            on_rows(len(rows))
         if time.monotonic() - told_at >= _PROGRESS_SECONDS:
             told_at = time.monotonic()
             log(_LOGGER, ROWS_READ, {"rows": len(rows), "samples": rows.samples, "tokens": rows.token_count})
+    on_rows(len(rows))
 
 
 def _refuse_small_disk(folder: Path, needed_bytes: int) -> None:

@@ -14,23 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import redis
-from prometheus_client import CollectorRegistry
 
 from hiddenstream.chassis.lifecycle import StopRequest
-from hiddenstream.chassis.logs import log, start_logging
-from hiddenstream.chassis.metrics import MetricsServer
+from hiddenstream.chassis.logs import RecentLines, log, start_logging
 from hiddenstream.chassis.redis_connection import make_client, refuse_unfit_if_reachable, wait_for_redis
-from hiddenstream.chassis.settings import address, from_process, setting, whole_number
+from hiddenstream.chassis.settings import address, from_process, is_on, setting, whole_number
 from hiddenstream.contracts.errors import HiddenstreamError
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths, producer_lock
 from hiddenstream.run_directory.plan import Plan
-from producer.dispatch import Dispatcher, DispatchLimits, DispatchState, queue_of
-from producer.metrics import ProducerMetrics
+from hiddenstream.status_page.totals import LedgerTotals
+from producer.dispatch import Dispatcher, DispatchLimits, queue_of
 from producer.resume import ensure_plan
 from producer.run_queue import RunQueue
 from producer.settings import PlanFlags
+from producer.watched import Watched
 
 PRODUCER_REFUSED = "producer_refused"
 PRODUCER_STARTED = "producer_started"
@@ -65,24 +64,47 @@ class ProduceSettings(PlanFlags):
     metrics_listen: tuple[str, int] = setting(
         ("127.0.0.1", 9101), parse=address, means="HOST:PORT of /metrics and /healthz; port 0 takes a free one"
     )
+    status_listen: tuple[str, int] | None = setting(
+        None,
+        parse=address,
+        means="HOST:PORT of the status page, which shows ids and log lines to whoever reaches it; 127.0.0.1:8080 unless"
+        " given, or a free port where that one is taken",
+    )
+    stay: bool = setting(
+        False,
+        parse=is_on,
+        means="when the run has ended, go on serving metrics and status page until SIGTERM; the exit code stays the"
+        " run's",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan and deliver; return the command's exit code."""
     settings = from_process(ProduceSettings, command="hiddenstream produce", arguments=arguments)
-    start_logging("producer")
+    recent = RecentLines("producer")
+    start_logging("producer", recent=recent)
     paths = RunPaths(settings.run_directory)
     try:
         refuse_unfit_if_reachable(make_client(settings.redis))
-        with producer_lock(paths):
-            record = ensure_plan(settings)  # a signal may end it at once: the plan counts when run.json is there
-            return produce(paths, record, settings, StopRequest().install())
+        with (
+            producer_lock(paths),
+            Watched(
+                paths,
+                recent,
+                reserve_bytes=settings.reserve_bytes,
+                metrics_listen=settings.metrics_listen,
+                status_listen=settings.status_listen,
+            ) as watched,
+        ):
+            # a signal may end it at once: the plan counts when run.json is there
+            record = ensure_plan(settings, on_rows=watched.show_rows)
+            return produce(paths, record, settings, StopRequest().install(), watched)
     except HiddenstreamError as error:
         log(_LOGGER, PRODUCER_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
         return error.exit_code
 
 
-def produce(paths: RunPaths, record: RunRecord, settings: ProduceSettings, stop: StopRequest) -> int:
+def produce(paths: RunPaths, record: RunRecord, settings: ProduceSettings, stop: StopRequest, watched: Watched) -> int:
     """Deliver a planned run's shards until all are stored, or stopping is asked for.
 
     Returns:
@@ -91,21 +113,22 @@ def produce(paths: RunPaths, record: RunRecord, settings: ProduceSettings, stop:
     Raises:
         QueueError: Redis would lose jobs, or refuses us.
     """
-    ledger = LedgerReader(paths.ledger)
+    totals = LedgerTotals()
+    ledger = LedgerReader(paths.ledger, on_commit=totals.add)
     ledger.poll()
-    registry = CollectorRegistry()
-    metrics = ProducerMetrics.in_registry(registry)
-    metrics.show_plan(record)
-    server = MetricsServer(registry, listen=settings.metrics_listen)
-    log(_LOGGER, PRODUCER_STARTED, {"run": record.run, "shards": record.shards, "metrics_port": server.port})
-    client = make_client(settings.redis)
-    queue = RunQueue(client, queue_of(record))
+    queue = RunQueue(make_client(settings.redis), queue_of(record))
+    watched.show_run(record, totals, queue=queue.name, redis_url=settings.redis, most_failures=settings.most_failures)
+    log(_LOGGER, PRODUCER_STARTED, {"run": record.run, "shards": record.shards, "metrics_port": watched.metrics_port})
     if len(ledger.commits) < record.shards:
         limits = DispatchLimits(high_water_bytes=settings.queue_high_water_bytes, most_failures=settings.most_failures)
         dispatcher = Dispatcher(record, Plan(paths), ledger, queue, limits=limits)
-        _deliver_all(client, dispatcher, stop, _Round(paths, settings, metrics, ledger))
+        _deliver_all(make_client(settings.redis), dispatcher, stop, _Round(paths, settings, watched))
+    if stop.is_set():
+        watched.show_stopping()
     _clean_up(queue, stop)  # of a complete run, too: an earlier producer may have died before it could
-    return _verdict(record, ledger)
+    code = _verdict(record, totals)
+    watched.show_end(stop, stays=settings.stay)
+    return code
 
 
 @dataclass(slots=True)
@@ -114,8 +137,7 @@ class _Round:
 
     paths: RunPaths
     settings: ProduceSettings
-    metrics: ProducerMetrics
-    ledger: LedgerReader
+    watched: Watched
     is_disk_short: bool = False
 
     def has_room(self) -> bool:
@@ -126,10 +148,6 @@ class _Round:
             facts = {"free_bytes": free_bytes, "reserve_bytes": self.settings.reserve_bytes}
             log(_LOGGER, DISK_SHORT, facts, level=logging.WARNING)
         return not self.is_disk_short
-
-    def show(self, state: DispatchState) -> None:
-        self.metrics.show_queue(state)
-        self.metrics.show_commits(self.ledger)
 
 
 def _deliver_all(client: redis.Redis, dispatcher: Dispatcher, stop: StopRequest, each: _Round) -> None:
@@ -146,7 +164,7 @@ def _deliver_all(client: redis.Redis, dispatcher: Dispatcher, stop: StopRequest,
                 stop.wait(_ROUND_SECONDS)
         except redis.RedisError as error:
             log(_LOGGER, REDIS_LOST, {"message": str(error)}, level=logging.WARNING)
-            each.metrics.is_redis_reachable.set(0)
+            each.watched.show_redis_lost()
             dispatcher.forget_suspicions()
             stop.wait(_ROUND_SECONDS)
 
@@ -158,7 +176,7 @@ def _run_round(dispatcher: Dispatcher, each: _Round) -> bool:
     except redis.OutOfMemoryError:
         dispatcher.make_room()
         return False
-    each.show(state)
+    each.watched.show_round(state)
     return state.to_do == 0
 
 
@@ -172,15 +190,16 @@ def _clean_up(queue: RunQueue, stop: StopRequest) -> None:
         log(_LOGGER, REDIS_LOST, {"message": f"keys of the ended run remain: {error}"}, level=logging.WARNING)
 
 
-def _verdict(record: RunRecord, ledger: LedgerReader) -> int:
-    quarantined = sum(len(commit.quarantined) for commit in ledger.commits.values())
+def _verdict(record: RunRecord, totals: LedgerTotals) -> int:
+    committed, by_reason, _ = totals.counts()
+    quarantined = sum(by_reason.values())
     facts = {
         "shards": record.shards,
-        "shards_committed": len(ledger.commits),
+        "shards_committed": committed.shards,
         "samples": record.samples,
         "samples_quarantined": quarantined,
     }
     log(_LOGGER, RUN_ENDED, facts)
-    if len(ledger.commits) < record.shards:
+    if committed.shards < record.shards:
         return NOT_COMPLETE
     return COMPLETE_WITH_QUARANTINE if quarantined else COMPLETE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from hiddenstream.chassis.logs import log
@@ -30,8 +31,11 @@ TOKEN_BUDGET_KEPT = "token_budget_kept"
 _LOGGER = logging.getLogger("producer.resume")
 
 
-def ensure_plan(flags: PlanFlags) -> RunRecord:
+def ensure_plan(flags: PlanFlags, *, on_rows: Callable[[int], None] = lambda _: None) -> RunRecord:
     """Return the run's record, after planning it if it is new. The caller holds the producer lock.
+
+    Args:
+        on_rows: as of :func:`producer.plan.make_plan`.
 
     Raises:
         UsageError: a new run without model or data, or a setting that cannot be meant.
@@ -40,7 +44,7 @@ def ensure_plan(flags: PlanFlags) -> RunRecord:
     """
     paths = RunPaths(flags.run_directory)
     if not paths.is_planned():
-        return make_plan(plan_request(flags))
+        return make_plan(plan_request(flags), on_rows=on_rows)
     record = paths.read_record()
     refuse_other_run(flags, record)
     log(_LOGGER, PLAN_RESUMED, {"run": record.run, "samples": record.samples, "shards": record.shards})

@@ -65,7 +65,7 @@ class RunQueue:
         """Take the later half of the waiting deliveries back, at least one; return their shards in order."""
         count = max(1, int(self._client.llen(self._queue.key)) // 2)
         popped = self._client.rpop(self._queue.key, count)
-        identifiers = [_text(identifier) for identifier in popped] if isinstance(popped, list) else []
+        identifiers = [as_text(identifier) for identifier in popped] if isinstance(popped, list) else []
         for identifier in identifiers:
             self._client.delete(Job.key_for(identifier))
         named = [_shard_named_by(identifier) for identifier in reversed(identifiers)]
@@ -78,7 +78,7 @@ class RunQueue:
         return 0 < limit_bytes * _FULL_SHARE <= int(memory["used_memory"])
 
     def _listed(self, key: str) -> list[str]:
-        return [_text(identifier) for identifier in self._client.lrange(key, 0, -1)]
+        return [as_text(identifier) for identifier in self._client.lrange(key, 0, -1)]
 
     def failures(self) -> dict[int, int]:
         """Return how many deliveries of each shard ended in a worker's failure; what is no such count is left out."""
@@ -115,5 +115,6 @@ def _shard_named_by(identifier: str) -> int | None:
         return None
 
 
-def _text(identifier: bytes | str) -> str:
+def as_text(identifier: bytes | str) -> str:
+    """Return what Redis gave as text."""
     return identifier.decode(errors="replace") if isinstance(identifier, bytes) else identifier

@@ -25,12 +25,19 @@ LAYERS = {
     "hiddenstream.contracts": (),
     "hiddenstream.chassis": ("hiddenstream.contracts",),
     "hiddenstream.run_directory": ("hiddenstream.contracts",),
+    "hiddenstream.status_page": (
+        "hiddenstream.contracts",
+        "hiddenstream.chassis",
+        "hiddenstream.run_directory",
+        "hiddenstream.progress",
+    ),
     "sink": ("hiddenstream.contracts", "hiddenstream.chassis", "hiddenstream.run_directory", "hiddenstream.cli"),
     "producer": (
         "hiddenstream.contracts",
         "hiddenstream.chassis",
         "hiddenstream.run_directory",
         "hiddenstream.model_reference",
+        "hiddenstream.status_page",
         "hiddenstream.cli",
     ),
 }

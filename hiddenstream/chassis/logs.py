@@ -6,6 +6,8 @@ import dataclasses
 import json
 import logging
 import sys
+import threading
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -33,17 +35,42 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class RecentLines(logging.Handler):
+    """Keeps a process's last log lines in memory, for people who watch it."""
+
+    def __init__(self, service: str, *, most: int = 200) -> None:
+        super().__init__()
+        self.setFormatter(_JsonLines(service))
+        self._kept: deque[str] = deque(maxlen=most)
+        self._kept_lock = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one line."""
+        line = self.format(record)
+        with self._kept_lock:
+            self._kept.append(line)
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the kept lines, oldest first; in any thread."""
+        with self._kept_lock:
+            return tuple(self._kept)
+
+
 def now() -> str:
     """Return the time, ISO 8601, UTC, milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def start_logging(service: str, *, stream: TextIO | None = None) -> None:
-    """Send this process's log to *stream* (standard output) as JSON lines; libraries only from warnings on."""
+def start_logging(service: str, *, stream: TextIO | None = None, recent: RecentLines | None = None) -> None:
+    """Send this process's log to *stream* (standard output) as JSON lines; libraries only from warnings on.
+
+    Args:
+        recent: keeps the last lines in memory, too.
+    """
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(_JsonLines(service))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler] if recent is None else [handler, recent]
     root.setLevel(logging.WARNING)
     for name in ("hiddenstream", "producer", "gpu_worker", "sink"):
         logging.getLogger(name).setLevel(logging.INFO)

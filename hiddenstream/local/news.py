@@ -17,11 +17,11 @@ class News:
     """Follows the services' logs.
 
     Attributes:
-        is_model_loaded: whether a worker has said so.
+        status_url: where the producer serves its page, once it has said so.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.is_model_loaded = False
+        self.status_url: str | None = None
         self._say = say
         self._read_bytes: dict[Path, int] = {}
         self._since: dict[tuple[str, str], float] = {}
@@ -49,8 +49,8 @@ class News:
 
     def _hear(self, service: str, entry: dict[str, Any], now_seconds: float) -> None:
         event = str(entry.get("event", ""))
-        if event == "model_loaded":
-            self.is_model_loaded = True
+        if event == "status_page_served":
+            self.status_url = str(entry.get("url"))
         is_wait = event.endswith("_waited_for")
         if entry.get("level") != "error" and not is_wait:
             return

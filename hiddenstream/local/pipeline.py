@@ -36,6 +36,7 @@ class LocalPlan:
         device: of every worker.
         queue_url: an existing Redis, or None for one of our own.
         token_budget: see the worker's setting.
+        status_listen: see the producer's setting.
     """
 
     workers: int
@@ -43,6 +44,7 @@ class LocalPlan:
     device: str
     queue_url: str | None
     token_budget: int | None
+    status_listen: tuple[str, int] | None = None
 
 
 class Pipeline:
@@ -64,10 +66,14 @@ class Pipeline:
         sink_address = f"127.0.0.1:{_free_port()}"
         python = [sys.executable, "-m"]
         local = ["--metrics-listen", "127.0.0.1:0"]
+        producer = [*python, "producer", str(paths.root), "--redis", redis_url, *local]
+        if plan.status_listen is not None:
+            host, port = plan.status_listen
+            producer += ["--status-listen", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
         specs = {
             "queue": queue_command(folder) if own_queue else None,
             "sink": [*python, "sink", str(paths.root), "--listen", sink_address, *local],
-            "producer": [*python, "producer", str(paths.root), "--redis", redis_url, *local],
+            "producer": producer,
         }
         worker = [*python, "gpu_worker", "--redis", redis_url, "--sink", f"http://{sink_address}", "--run", record.run]
         worker += ["--model", plan.model, "--device", plan.device, *local]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 
-from tqdm import tqdm
-
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.progress import Progress
-from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths
+from hiddenstream.status_page.live import Live
+from hiddenstream.status_page.look import RunLook
 from producer.plan import ROWS_READ
 
+_REDRAW_SECONDS = 1.0
 _STAGES = {
     "forward_seconds": "forward passes",
     "copy_seconds": "copies to the host",
@@ -38,50 +39,28 @@ class PlanningProgress(logging.Handler):
             say(f"  {facts.get('rows', 0):,} rows read")
 
 
-class Bar:
-    """A progress bar over tokens that follows the ledger. Where there is no terminal it prints a line now and then."""
+class Display:
+    """Shows how a run goes, on standard error: from its producer's page once that is there, before from its ledger."""
 
-    def __init__(self, record: RunRecord, ledger: LedgerReader) -> None:
-        self._record = record
-        self._ledger = ledger
-        self._is_extracting = False
-        self._is_terminal = sys.stderr.isatty()
-        self._bar = tqdm(
-            total=record.tokens,
-            initial=sum(commit.tokens for commit in ledger.commits.values()),
-            desc="loading the model",
-            unit="tok",
-            unit_scale=True,
-            dynamic_ncols=True,
-            smoothing=0,
-            mininterval=0.2 if self._is_terminal else 10.0,
-        )
+    def __init__(self, look: RunLook) -> None:
+        self._look = look
+        self._live = Live(sys.stderr, os.environ)
+        self._shown_at = -_REDRAW_SECONDS
+        self.url: str | None = None
 
-    def update(self, *, is_model_loaded: bool = True) -> bool:
-        """Read the ledger and redraw; return whether there was news."""
-        fresh = self._ledger.poll()
-        if is_model_loaded and not self._is_extracting:
-            self._is_extracting = True
-            self._bar.set_description("extracting", refresh=False)
-            self._bar.initial, self._bar.start_t = self._bar.n, time.time()  # the rate is of extracting alone
-        if fresh:
-            commits = self._ledger.commits.values()
-            samples = f"{sum(c.samples for c in commits):,}/{self._record.samples:,} samples"
-            self._bar.set_postfix_str(samples, refresh=False)
-            self._bar.update(sum(commit.tokens for commit in fresh))
-        elif self._is_terminal:
-            self._bar.refresh()  # its clock goes on while nothing arrives
-        return bool(fresh)
+    def update(self) -> None:
+        """Draw anew, at most about once a second."""
+        if time.monotonic() - self._shown_at >= _REDRAW_SECONDS:
+            self._shown_at = time.monotonic()
+            self._live.show(self._look.status(self.url), url=self.url)
 
     def note(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._bar.write(text)
-        sys.stdout.flush()  # a pipe would keep it back
+        """Print a line above what is drawn."""
+        self._live.note(lambda: say(text))
 
     def close(self) -> None:
-        """Draw the bar for the last time."""
-        self.update(is_model_loaded=self._is_extracting)
-        self._bar.close()
+        """Draw for the last time, when the services have ended."""
+        self._live.close(self._look.status(has_ended=True))
 
 
 def summary(paths: RunPaths, record: RunRecord, before: Progress, after: Progress, *, seconds: float) -> str:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import log, start_logging
 from hiddenstream.chassis.redis_connection import make_client, refuse_unfit_if_reachable
-from hiddenstream.chassis.settings import device_name, from_process, setting, whole_number
+from hiddenstream.chassis.settings import address, device_name, from_process, setting, whole_number
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.local.news import News
 from hiddenstream.local.pipeline import LocalPlan, Pipeline
-from hiddenstream.local.report import Bar, PlanningProgress, recompute_report, say, summary
+from hiddenstream.local.report import Display, PlanningProgress, recompute_report, say, summary
 from hiddenstream.progress import Progress, progress_of
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths, producer_lock
+from hiddenstream.status_page.look import RunLook
 from producer.resume import ensure_plan
 from producer.settings import PlanFlags
 
@@ -35,6 +36,11 @@ class RunSettings(PlanFlags):
     redis: str | None = setting(None, means="URL of a Redis to use; one of its own is started unless given")
     recompute: int = setting(
         0, parse=whole_number(least=0), means="samples to recompute with plain transformers at the end, drawn at random"
+    )
+    status_listen: tuple[str, int] | None = setting(
+        None,
+        parse=address,
+        means="HOST:PORT of the status page; 127.0.0.1:8080 unless given, or a free port where that one is taken",
     )
 
 
@@ -111,9 +117,10 @@ def _run_services(paths: RunPaths, record: RunRecord, settings: RunSettings, led
         device=settings.device,
         queue_url=settings.redis,
         token_budget=settings.token_budget,
+        status_listen=settings.status_listen,
     )
-    bar = Bar(record, ledger)
-    news = News(bar.note)
+    display = Display(RunLook(paths, record))
+    news = News(display.note)
     for log_file in paths.logs.glob("*.jsonl"):
         news.skip(log_file)
     pipeline = Pipeline(paths, record, plan)
@@ -121,18 +128,22 @@ def _run_services(paths: RunPaths, record: RunRecord, settings: RunSettings, led
     def look() -> bool:
         for name, child in pipeline.children.items():
             news.read(name, child.log_file)
-        return bar.update(is_model_loaded=news.is_model_loaded)
+        if news.status_url != display.url:
+            display.url = news.status_url
+            display.note(f"status page: {display.url}")
+        display.update()
+        return bool(ledger.poll())
 
     def tell_restart(name: str, exit_code: int) -> None:
         log(_LOGGER, SERVICE_RESTARTED, {"name": name, "exit_code": exit_code}, level=logging.WARNING)
-        bar.note(f"{name} died (exit code {exit_code}) and was started again")
+        display.note(f"{name} died (exit code {exit_code}) and was started again")
 
     try:
         pipeline.watch(stop, look, tell_restart)
         if stop.is_set():
-            bar.note("stopping: workers finish the shard in hand; Ctrl-C again ends them at once")
+            display.note("stopping: workers finish the shard in hand; Ctrl-C again ends them at once")
     finally:
         pipeline.stop(lambda: stop.is_urgent)
-        bar.close()
+        display.close()
         for number, handler in before.items():
             signal.signal(number, handler)

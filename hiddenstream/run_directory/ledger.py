@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,10 +32,18 @@ class LedgerReader:
         problems: lines that could not be read, each once.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, on_commit: Callable[[CommitLine, CommitLine | None], None] = lambda *_: None
+    ) -> None:
+        """Follow *folder*.
+
+        Args:
+            on_commit: called with each line that counts from now on, and with the one that it replaces, if any.
+        """
         self.commits: dict[int, CommitLine] = {}
         self.problems: list[LedgerProblem] = []
         self._folder = folder
+        self._on_commit = on_commit
         self._read_bytes: dict[Path, int] = {}
         self._read_lines: dict[Path, int] = {}
 
@@ -62,6 +71,7 @@ class LedgerReader:
                     fresh.append(commit)
                 if known is None or _is_newer(commit, known):
                     self.commits[commit.shard] = commit
+                    self._on_commit(commit, known)
         return fresh
 
 

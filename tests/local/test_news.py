@@ -82,5 +82,5 @@ def test_a_loaded_model_is_noted(tmp_path, said):
 
     news.read("worker-0", log)
 
-    assert news.is_model_loaded
+    assert "http://127.0.0.1:8080/" == news.status_url
     assert [] == said

@@ -8,11 +8,13 @@ from dataclasses import replace
 from gpu_worker.leases import set_lease
 from gpu_worker.queue_loop import work_on
 from hiddenstream.chassis.lifecycle import StopRequest
+from hiddenstream.chassis.logs import RecentLines
 from hiddenstream.chassis.redis_connection import make_client
 from hiddenstream.contracts.job import ExtractionJob
 from hiddenstream.contracts.queue import lease_key, shard_of_job
 from producer.dispatch import QUEUE_SHRUNK, queue_of
 from producer.produce import ProduceSettings, produce
+from producer.watched import Watched
 from tests.conftest import wait_until
 from tests.factories import a_run, store_shard
 from tests.run_helpers import append_line
@@ -50,11 +52,12 @@ def test_a_run_larger_than_redis_completes(tmp_path, redis_server, caplog):
     paths = a_run(tmp_path / "run", [[SHARD_TOKENS]] * SHARDS)
     client = make_client(redis_server.url)
     client.config_set("maxmemory", client.info("memory")["used_memory"] + SPARE_BYTES)
-    settings = ProduceSettings(
-        run_directory=paths.root, redis=redis_server.url, metrics_listen=("127.0.0.1", 0), reserve_bytes=0
-    )
+    settings = ProduceSettings(run_directory=paths.root, redis=redis_server.url, reserve_bytes=0)
     codes, stop = [], StopRequest()
-    arguments = (paths, paths.read_record(), settings, stop)
+    watched = Watched(
+        paths, RecentLines("producer"), reserve_bytes=0, metrics_listen=("127.0.0.1", 0), status_listen=("127.0.0.1", 0)
+    )
+    arguments = (paths, paths.read_record(), settings, stop, watched)
     producing = threading.Thread(target=lambda: codes.append(produce(*arguments)), daemon=True)
     worker = StoringWorker(paths, make_client(redis_server.url))
 
@@ -65,6 +68,7 @@ def test_a_run_larger_than_redis_completes(tmp_path, redis_server, caplog):
     stop.set()
     worker.stop.set()
     worker.thread.join(timeout=20)
+    watched.__exit__(None, None, None)
 
     assert [0] == codes
     assert list(range(1, SHARDS)) == sorted(worker.delivered)
