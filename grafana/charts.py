@@ -67,7 +67,7 @@ def lines_chart(lines: Sequence[Line], size: tuple[int, int], window: Window, op
             path = " ".join(f"{across(moment):.1f},{up(value):.1f}" for moment, value in piece)
             floor = dict(below.points) if below else {}
             under = " ".join(f"{across(m):.1f},{up(floor.get(m, low) if below else low):.1f}" for m, _ in piece[::-1])
-            opacity = 0.6 if options["stacked"] else 0.08
+            opacity = 0.6 if options["stacked"] else 0.08 if len(drawn) < 4 else 0.02
             parts.append(f'<polygon points="{path} {under}" fill="{color}" fill-opacity="{opacity}"/>')
             parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.3"/>')
     for value, color in options["thresholds"]:
