@@ -32,7 +32,7 @@ _CHROMIUM_FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
     "--virtual-time-budget=2000",
-    "--force-device-scale-factor=0.85",  # so that a picture stays under 250 KB
+    "--force-device-scale-factor=0.76",  # so that a picture stays under 250 KB
 )
 _POINTS = 150
 
