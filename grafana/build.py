@@ -131,12 +131,13 @@ def _shape_stat(built: Any, _: Panel) -> None:
 
 
 def _shape_lines(built: Any, panel: Panel) -> None:
+    has_many = len(panel.queries) > 4 or any("{{" in legend for legend in panel.queries)
     built.legend(
         common_builders.VizLegendOptions()
         .show_legend(True)
-        .display_mode(common.LegendDisplayMode.TABLE)
+        .display_mode(common.LegendDisplayMode.LIST if has_many else common.LegendDisplayMode.TABLE)
         .placement(common.LegendPlacement.BOTTOM)
-        .calcs(["lastNotNull", "max"])
+        .calcs(["lastNotNull"] if has_many else ["lastNotNull", "max"])
     )
     built.tooltip(
         common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)

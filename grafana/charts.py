@@ -67,7 +67,7 @@ def lines_chart(lines: Sequence[Line], size: tuple[int, int], window: Window, op
             path = " ".join(f"{across(moment):.1f},{up(value):.1f}" for moment, value in piece)
             floor = dict(below.points) if below else {}
             under = " ".join(f"{across(m):.1f},{up(floor.get(m, low) if below else low):.1f}" for m, _ in piece[::-1])
-            opacity = 0.6 if options["stacked"] else 0.08
+            opacity = 0.6 if options["stacked"] else 0.08 if len(drawn) < 4 else 0.0
             parts.append(f'<polygon points="{path} {under}" fill="{color}" fill-opacity="{opacity}"/>')
             parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.3"/>')
     for value, color in options["thresholds"]:
@@ -140,7 +140,8 @@ def sparkline(line: Line, size: tuple[int, int], color: str) -> str:
     width, height = size
     values = [value for _, value in line.points]
     low, high = min(values), max(values)
-    spread, start, span = (high - low) or 1.0, line.points[0][0], (line.points[-1][0] - line.points[0][0]) or 1.0
+    spread = max(high - low, 0.01 * abs(high)) or 1.0  # a tremble of rounding is no news
+    start, span = line.points[0][0], (line.points[-1][0] - line.points[0][0]) or 1.0
     path = " ".join(
         f"{(moment - start) / span * width:.1f},{height - 2 - (value - low) / spread * (height - 6):.1f}"
         for moment, value in line.points

@@ -35,7 +35,11 @@ svg text { fill: #9fa2ad; font-size: 11px; } svg text.in { fill: #111217; } .gri
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: 3px 8px; white-space: nowrap; }
 td { border-top: 1px solid #25272c; } th { color: #6e9fff; font-weight: 500; }
 .legend td, .legend th { border: 0; padding: 1px 6px; height: 17px; text-align: right; }
-.legend td:first-child { text-align: left; width: 90%; } .legend i { display: inline-block; width: 13px; height: 4px;
+.legend td:first-child { text-align: left; width: 90%; }
+.list { overflow: hidden; line-height: 19px; }
+.list span { margin-right: 16px; white-space: nowrap; display: inline-block; }
+.list b { font-weight: 400; color: #9fa2ad; margin-left: 4px; }
+.legend i, .list i { display: inline-block; width: 13px; height: 4px;
 border-radius: 2px; margin-right: 7px; vertical-align: middle; }
 """
 
@@ -100,7 +104,7 @@ def _time_series(panel: dict[str, Any], found: list[Any], size: tuple[int, int],
     if not lines:
         return _nothing(panel)
     defaults = panel["fieldConfig"]["defaults"]
-    fits = min(len(lines), max(1, (size[1] - 110) // _LEGEND_LINE - 1))
+    legend, tall = _legend(panel, lines, size[0] - 18)
     options = {
         "unit": defaults["unit"],
         "min": defaults.get("min"),
@@ -108,15 +112,31 @@ def _time_series(panel: dict[str, Any], found: list[Any], size: tuple[int, int],
         "stacked": defaults["custom"].get("stacking", {}).get("mode") == "normal",
         "thresholds": [(one["value"], one["color"]) for one in defaults["thresholds"]["steps"][1:]],
     }
-    chart = lines_chart(lines, (size[0] - 18, size[1] - (fits + 1) * _LEGEND_LINE - 4), window, options)
-    rows = "".join(
-        f'<tr><td><i style="background:{PALETTE[place % len(PALETTE)]}"></i>{escape(line.name)}</td>'
-        f"<td>{shown(line.last, defaults['unit'])}</td>"
-        f"<td>{shown(max(value for _, value in line.points), defaults['unit'])}</td></tr>"
-        for place, line in enumerate(lines[:fits])
-    )
-    legend = f'<table class="legend"><tr><th></th><th>Last</th><th>Max</th></tr>{rows}</table>'
+    chart = lines_chart(lines, (size[0] - 18, size[1] - tall - 6), window, options)
     return f'<div class="body">{chart}{legend}</div>'
+
+
+def _legend(panel: dict[str, Any], lines: list[Line], width: int) -> tuple[str, int]:
+    """Return a legend, a table or a list as the panel asks for, and its height; what does not fit is left out."""
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    names = [
+        f'<i style="background:{PALETTE[place % len(PALETTE)]}"></i>{escape(line.name)}'
+        for place, line in enumerate(lines)
+    ]
+    if panel["options"]["legend"]["displayMode"] == "list":
+        items = [
+            f"<span>{name} <b>{shown(line.last, unit)}</b></span>" for name, line in zip(names, lines, strict=True)
+        ]
+        wide = sum(7 * (len(line.name) + len(shown(line.last, unit))) + 44 for line in lines)
+        tall = min(3, -(-wide // width)) * _LEGEND_LINE
+        return f'<div class="list" style="height:{tall}px">{"".join(items)}</div>', tall
+    rows = [
+        f"<tr><td>{name}</td><td>{shown(line.last, unit)}</td>"
+        f"<td>{shown(max(value for _, value in line.points), unit)}</td></tr>"
+        for name, line in zip(names, lines, strict=True)
+    ]
+    table = f'<table class="legend"><tr><th></th><th>Last</th><th>Max</th></tr>{"".join(rows)}</table>'
+    return table, (len(rows) + 1) * _LEGEND_LINE
 
 
 def _heatmap(panel: dict[str, Any], found: list[Any], size: tuple[int, int], window: Window) -> str:

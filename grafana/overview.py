@@ -33,6 +33,7 @@ _STATS = (
         "Samples per second",
         "hiddenstream:samples_per_second",
         "Samples stored over the last two minutes. 0 with work left: see the alert HiddenstreamNoProgress.",
+        unit="short",
         decimals=1,
         base_color=RED,
         thresholds=[(0.001, GREEN)],
@@ -42,6 +43,7 @@ _STATS = (
         "hiddenstream:tokens_per_second",
         "Tokens whose states were stored, over the last two minutes, all workers together. "
         "When it falls, the panels under 'What holds it back' say why.",
+        unit="short",
         decimals=1,
         base_color=RED,
         thresholds=[(0.001, GREEN)],

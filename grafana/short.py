@@ -10,7 +10,7 @@ from grafana.panels import Panel
 
 def stat(title: str, query: str, description: str, **more: Any) -> Panel:
     """Return a tile of the first row: a sixth of its width, a whole number unless said otherwise."""
-    shape: dict[str, Any] = {"unit": "short", "decimals": 0, "width": 4, "height": 4} | more
+    shape: dict[str, Any] = {"unit": "locale", "decimals": 0, "width": 4, "height": 4} | more
     return Panel(kind="stat", title=title, description=description, queries={title.lower(): query}, **shape)
 
 

@@ -21,6 +21,8 @@ def shown(value: float, unit: str, decimals: int | None = None) -> str:
         if 0 < abs(value) < 1:
             return f"{value * 1000:.3g} ms"
         return _scaled(value, _TIME, " s", 1 if abs(value) >= 60 else decimals)
+    if unit == "locale":
+        return f"{value:,.{decimals or 0}f}"
     if unit == "bytes":
         return _scaled(value, _BINARY, " B", decimals)
     if unit == "Bps":

@@ -136,6 +136,7 @@ _GPUS = (
         },
         "Memory of the whole GPU, other processes included. Much room: raise --token-budget.",
         unit="bytes",
+        width=6,
         no_value="no GPU",
     ),
     lines(
@@ -146,13 +147,14 @@ _GPUS = (
         },
         "What torch has given out and what it holds. Reserved far above allocated is fragmentation; a restart ends it.",
         unit="bytes",
+        width=6,
     ),
     lines(
         "Power",
         {"{{instance}} gpu {{gpu}}": f"hiddenstream_worker_gpu_power_watts{{{CHOSEN}}}"},
         "What each GPU draws. Far below its limit under load: it waits for memory or for the host.",
         unit="watt",
-        width=4,
+        width=6,
         no_value="no GPU",
     ),
     lines(
@@ -160,7 +162,7 @@ _GPUS = (
         {"{{instance}} gpu {{gpu}}": f"hiddenstream_worker_gpu_temperature_celsius{{{CHOSEN}}}"},
         "Above about 85 a GPU slows down: see to its cooling.",
         unit="celsius",
-        width=4,
+        width=6,
         thresholds=[(85, RED)],
         no_value="no GPU",
     ),

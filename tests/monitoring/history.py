@@ -24,6 +24,8 @@ from tests.monitoring.prometheus_server import Prometheus, tool
 LENGTH_SECONDS = 1800
 ROUNDS = 2
 CONFIGURATION = "global: {evaluation_interval: 1h}\nrule_files: [rules.yml]\n"
+# Samples that were loaded end without the mark that a scrape would leave, so a series must end by itself, and soon.
+OPTIONS = (f"--query.lookback-delta={3 * STEP_SECONDS}s",)
 
 
 def with_history(folder: Path) -> tuple[Prometheus, Window]:
@@ -33,18 +35,18 @@ def with_history(folder: Path) -> tuple[Prometheus, Window]:
     data = folder / "data"
     _load(folder, samples_of_the_run(window))
     for _ in range(ROUNDS):
-        prometheus = Prometheus(folder, CONFIGURATION)
+        prometheus = Prometheus(folder, CONFIGURATION, *OPTIONS)
         _promtool(
             "tsdb", "create-blocks-from", "rules", f"--start={window.start:.0f}", f"--end={window.end:.0f}",
             f"--url={prometheus.url}", f"--eval-interval={STEP_SECONDS}s", f"--output-dir={data}",
             str(folder / "rules.yml"),
         )  # fmt: skip
         prometheus.stop()
-    prometheus = Prometheus(folder, CONFIGURATION)
+    prometheus = Prometheus(folder, CONFIGURATION, *OPTIONS)
     alerts = list(fired_alerts(prometheus, window))
     prometheus.stop()
     _load(folder, alerts)
-    return Prometheus(folder, CONFIGURATION), window
+    return Prometheus(folder, CONFIGURATION, *OPTIONS), window
 
 
 def samples_of_the_run(window: Window) -> Iterator[str]:

@@ -35,7 +35,7 @@ class Prometheus:
         url: where it answers.
     """
 
-    def __init__(self, folder: Path, configuration: str) -> None:
+    def __init__(self, folder: Path, configuration: str, *options: str) -> None:
         """Start it in *folder*, whose ``data`` it keeps its series in, and wait until it answers."""
         binary = tool("prometheus", "prometheus")
         shutil.copy(GRAFANA / "rules.yml", folder)
@@ -44,7 +44,7 @@ class Prometheus:
             address = f"127.0.0.1:{free.getsockname()[1]}"
         self.url = f"http://{address}"
         (folder / "prometheus.yml").write_text(configuration.replace("localhost:9090", address))
-        command = [binary, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+        command = [binary, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", *options]
         with open(folder / "prometheus.log", "ab") as log:
             self._process = subprocess.Popen(
                 [*command, f"--web.listen-address={address}"], stdout=log, stderr=log, cwd=folder

@@ -16,11 +16,8 @@ ROOT = GRAFANA.parent
 RULES = [rule for group in yaml.safe_load((GRAFANA / "rules.yml").read_text())["groups"] for rule in group["rules"]]
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 RECORDS = {rule["record"]: rule for rule in RULES if "record" in rule}
-TESTED = [
-    one
-    for test in yaml.safe_load((GRAFANA / "rules_test.yml").read_text())["tests"]
-    for one in test["promql_expr_test"]
-]
+GROUPS = yaml.safe_load((GRAFANA / "rules_test.yml").read_text())["tests"]
+TESTED = [one for group in GROUPS for one in group["promql_expr_test"]]
 RUNBOOK = re.compile(r"(docs/\w+\.md)#([\w-]+)")
 
 
@@ -44,7 +41,7 @@ def test_promtool_is_content(arguments):
 
 
 def broken_rules(name: str, expression: str, folder: Path) -> Path:
-    """Return a folder with rules of which one has another expression and waits for nothing, and the tests of that one."""
+    """Return a folder whose rules have another expression in one place, which waits for nothing, and its tests."""
     rules: dict[str, Any] = yaml.safe_load((GRAFANA / "rules.yml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
