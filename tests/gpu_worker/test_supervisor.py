@@ -220,9 +220,9 @@ def test_a_report_is_there_while_the_worker_is(services, plan_arguments):
 
 def test_a_refused_worker_can_stay_to_say_so(services, plan_arguments, tmp_path):
     """With --stay a worker whose model fails the exactness gate shows that and its reason, and leaves with 2."""
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 20}
     rope |= {"short_factor": [1.0] * 8, "long_factor": [1 + n / 2 for n in range(8)]}
-    model = save_tiny_model("phi3", tmp_path / "longrope", original_max_position_embeddings=8, rope_parameters=rope)
+    model = save_tiny_model("phi3", tmp_path / "longrope", original_max_position_embeddings=20, rope_parameters=rope)
     arguments = [str(model) if part == plan_arguments[1] else part for part in plan_arguments]
     services.sink()
     services.producer(*arguments)
@@ -234,9 +234,8 @@ def test_a_refused_worker_can_stay_to_say_so(services, plan_arguments, tmp_path)
     assert (1, 1) == (series['state{state="refused"}'], series['exactness_gate{verdict="failed"}'])
     assert 503 == health(worker)
     assert set() == services.leased_shards("worker-a")
-    data = services.client().get(report_key(services.queue(), "worker-a"))
-    assert data is not None
-    assert "relative L2" in WorkerReport.decode(data).message
+    key = report_key(services.queue(), "worker-a")
+    wait_until(lambda: (data := services.client().get(key)) and "relative L2" in WorkerReport.decode(data).message)
     worker.process.send_signal(signal.SIGTERM)
     assert 2 == worker.wait(10)
 
