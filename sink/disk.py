@@ -19,6 +19,7 @@ class DiskSpace:
 
     def __init__(self, folder: Path, *, reserve_bytes: int) -> None:
         self._folder, self._reserve_bytes = folder, reserve_bytes
+        self._claims = 0
         self._claimed_bytes = 0  # by uploads under way; what they wrote already counts twice, on the safe side
         self._lock = threading.Lock()
 
@@ -26,6 +27,16 @@ class DiskSpace:
         """Return what is free for this process's user, reserve included."""
         status = os.statvfs(self._folder)
         return status.f_bavail * status.f_frsize
+
+    def total_bytes(self) -> int:
+        """Return the disk's size, less what only the system's administrator may use."""
+        status = os.statvfs(self._folder)
+        return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
+
+    def claims(self) -> int:
+        """Return how many uploads hold space now."""
+        with self._lock:
+            return self._claims
 
     @contextmanager
     def claim(self, file_bytes: int) -> Iterator[None]:
@@ -43,6 +54,7 @@ class DiskSpace:
                     f" and {self._reserve_bytes} are kept in reserve; free some space",
                 )
             self._claimed_bytes += file_bytes
+            self._claims += 1
         try:
             yield
         except OSError as error:
@@ -52,3 +64,4 @@ class DiskSpace:
         finally:
             with self._lock:
                 self._claimed_bytes -= file_bytes
+                self._claims -= 1

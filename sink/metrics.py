@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from hiddenstream.chassis.version import program_version
 from hiddenstream.contracts.run import CommitLine
 from hiddenstream.contracts.sink_api import SHARD_REFUSALS
+from sink.disk import DiskSpace
 from sink.served_run import Progress
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -68,7 +71,10 @@ class SinkMetrics:
     fsync_seconds: Histogram
     commit_seconds: Histogram
     connections: Gauge
+    uploads_in_flight: Gauge
     disk_free_bytes: Gauge
+    disk_total_bytes: Gauge
+    disk_reserve_bytes: Gauge
     shards_planned: Gauge
     samples_planned: Gauge
     tokens_planned: Gauge
@@ -76,6 +82,7 @@ class SinkMetrics:
     run_samples_committed: Gauge
     run_samples_quarantined: Gauge
     run_tokens_committed: Gauge
+    build_info: Gauge
 
     @classmethod
     def in_registry(cls, registry: CollectorRegistry) -> SinkMetrics:
@@ -95,6 +102,13 @@ class SinkMetrics:
         )
         for reason in SHARD_REFUSALS:
             refusals.labels(reason=reason)  # so that each series exists before its first refusal
+        build_info = Gauge(
+            "hiddenstream_sink_build_info",
+            "Always 1; the labels name the program.",
+            ["version", "python"],
+            registry=registry,
+        )
+        build_info.labels(version=program_version(), python=platform.python_version()).set(1)
         return cls(
             shards_committed=counter("shards_committed", "Shards this sink has stored durably."),
             shards_duplicate=counter("shards_duplicate", "Uploads of shards that were there already."),
@@ -109,7 +123,10 @@ class SinkMetrics:
             fsync_seconds=histogram("fsync_seconds", "Making one shard's file durable."),
             commit_seconds=histogram("commit_seconds", "Giving one shard its name and its ledger line."),
             connections=gauge("connections", "Open connections."),
+            uploads_in_flight=gauge("uploads_in_flight", "Shards being received or made durable now."),
             disk_free_bytes=gauge("disk_free_bytes", "Free space of the run directory's disk, reserve included."),
+            disk_total_bytes=gauge("disk_total_bytes", "Size of the run directory's disk."),
+            disk_reserve_bytes=gauge("disk_reserve_bytes", "Free bytes that this sink never uses."),
             shards_planned=gauge("shards_planned", "Shards of the run."),
             samples_planned=gauge("samples_planned", "Samples of the run."),
             tokens_planned=gauge("tokens_planned", "Tokens of the run."),
@@ -119,7 +136,15 @@ class SinkMetrics:
                 "run_samples_quarantined", "Samples that the run's shards leave out, so far."
             ),
             run_tokens_committed=gauge("run_tokens_committed", "Tokens that all sinks have committed, ever."),
+            build_info=build_info,
         )
+
+    def watch_disk(self, disk: DiskSpace, reserve_bytes: int) -> None:
+        """Look at the disk whenever its series are asked for."""
+        self.disk_free_bytes.set_function(disk.free_bytes)
+        self.disk_total_bytes.set_function(disk.total_bytes)
+        self.disk_reserve_bytes.set(reserve_bytes)
+        self.uploads_in_flight.set_function(disk.claims)
 
     def count_commit(self, facts: ShardCommitted) -> None:
         """Count one stored shard."""

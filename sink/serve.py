@@ -56,7 +56,7 @@ class Sink:
         self._told_problems = 0
         registry = CollectorRegistry()
         self._metrics = SinkMetrics.in_registry(registry)
-        self._metrics.disk_free_bytes.set_function(self._disk.free_bytes)
+        self._metrics.watch_disk(self._disk, settings.reserve_bytes)
         self._service = Service(
             name=settings.name, token=secret(settings.token, settings.token_file), metrics=self._metrics
         )
