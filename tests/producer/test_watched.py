@@ -90,7 +90,7 @@ def test_a_worker_that_vanished_is_shown_as_gone_for_a_while(client):
 
 @pytest.mark.parametrize(
     "data", [b"\xff", b"", b"x" * 70_000, WorkerReport(worker="other", state="idle", activity_shares={}).encode()]
-)  # noqa: E501
+)
 def test_a_malformed_report_is_counted_once_and_harms_no_other(client, data):
     """What cannot be read, is too long or names another worker is left out and counted; others are shown."""
     board = WorkerBoard(QUEUE)
@@ -114,7 +114,7 @@ def test_a_producer_shows_its_run_on_page_and_metrics(paths, services):
         queue=services.queue(),
         bottleneck="gpu",
         log_lines=('{"time":"2026-01-01T00:00:00Z","event":"model_loaded"}',),
-    )  # noqa: E501
+    )
     wait_until(lambda: page_of(producer)["workers"] and page_of(producer)["queue"]["waiting"])
 
     page, metrics = page_of(producer), metrics_of(producer)
