@@ -230,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     take_picture(made_status(), folder / "status-desktop.png", size=(1280, 800))
     take_picture(made_status(), folder / "status-phone-dark.png", size=(390, 844), is_dark=True)
-    take_picture(made_status(workers=64), folder / "status-64-workers.png", size=(1280, 1500))
+    take_picture(made_status(workers=64), folder / "status-64-workers.png", size=(1280, 960))
     return 0
 
 

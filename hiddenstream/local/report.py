@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.progress import Progress
@@ -52,7 +53,10 @@ class Display:
         """Draw anew, at most about once a second."""
         if time.monotonic() - self._shown_at >= _REDRAW_SECONDS:
             self._shown_at = time.monotonic()
-            self._live.show(self._look.status(self.url), url=self.url)
+            status = self._look.status(self.url)
+            if self.url is None and not status.state.startswith("complete"):
+                status = replace(status, state="waiting_for_workers", message="The services are starting.")
+            self._live.show(status, url=self.url)
 
     def note(self, text: str) -> None:
         """Print a line above what is drawn."""

@@ -64,7 +64,8 @@ def _block(status: RunStatus, width: int, url: str | None) -> Iterator[str]:
     if _rate(status):
         yield f"{'speed':<{_LABEL}}{_rate(status)}"
     if status.bottleneck_message and status.state not in ENDED_STATES:
-        yield f"{'limit':<{_LABEL}}{status.bottleneck}: {status.bottleneck_message}"
+        word = "" if status.bottleneck == "none" else f"{status.bottleneck}: "
+        yield f"{'limit':<{_LABEL}}{word}{status.bottleneck_message}"
     if status.workers:
         yield f"{'workers':<{_LABEL}}{_crew(status)}"
         yield from (_worker(worker) for worker in status.workers[:_MOST_WORKERS])

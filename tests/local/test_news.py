@@ -74,13 +74,13 @@ def test_an_earlier_run_s_log_is_old_news(tmp_path, said):
     assert [] == said
 
 
-def test_a_loaded_model_is_noted(tmp_path, said):
-    """The bar counts from the moment a worker has its model."""
-    log = tmp_path / "worker-0.jsonl"
-    write(log, {"level": "info", "event": "model_loaded"})
+def test_the_page_s_address_is_noted(tmp_path, said):
+    """Where the producer serves its page is kept, and said by whoever shows it."""
+    log = tmp_path / "producer.jsonl"
+    write(log, {"level": "info", "event": "status_page_served", "url": "http://127.0.0.1:8080/"})
     news = News(said.append)
 
-    news.read("worker-0", log)
+    news.read("producer", log)
 
     assert "http://127.0.0.1:8080/" == news.status_url
     assert [] == said
