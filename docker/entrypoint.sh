@@ -8,6 +8,8 @@ fi
 if [ -z "$MODEL" ]; then # small batches: many shards, so that there is something to watch and to share
   export HIDDENSTREAM_TOKEN_BUDGET="${HIDDENSTREAM_TOKEN_BUDGET:-2048}"
   export HIDDENSTREAM_MAX_LENGTH="${HIDDENSTREAM_MAX_LENGTH:-1024}"
+  export HIDDENSTREAM_DTYPE="${HIDDENSTREAM_DTYPE:-float32}" # many CPUs are several times slower in bfloat16
+  export HIDDENSTREAM_STORE_DTYPE="${HIDDENSTREAM_STORE_DTYPE:-bfloat16}"
   export HIDDENSTREAM_OVER_LONG="${HIDDENSTREAM_OVER_LONG:-truncate}"
 fi
 exec hiddenstream "$@"
