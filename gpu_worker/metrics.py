@@ -6,11 +6,11 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gpu_worker.facts import GATE_VERDICTS, OUTCOMES, BatchDone, ModelReady, ShardExtracted
+from hiddenstream.chassis.version import program_version
 from hiddenstream.contracts.worker_report import ACTIVITIES, BOTTLENECKS, WORKER_STATES, GpuReport
 
 _STAGES = ("wait", "forward", "copy", "check", "hash", "upload", "send", "answer")
@@ -153,7 +153,7 @@ class WorkerMetrics:
     def show_build(self, *, torch: str) -> None:
         """Show what this worker is made of."""
         self.build_info.clear()
-        self.build_info.labels(_version(), platform.python_version(), torch).set(1)
+        self.build_info.labels(program_version(), platform.python_version(), torch).set(1)
 
     def show_model(self, ready: ModelReady) -> None:
         """Show an engine's model."""
@@ -215,10 +215,3 @@ class WorkerMetrics:
 def _show_one(gauge: Gauge, names: tuple[str, ...], chosen: str) -> None:
     for name in names:
         gauge.labels(name).set(name == chosen)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("hiddenstream")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return ""

@@ -75,8 +75,12 @@ class Standing:
 
     def shards_are_held(self, shards: Iterable[int]) -> None:
         """Note the shards in hand."""
-        self._held = tuple(shards)
-        self._has_had_job = self._has_had_job or bool(self._held)
+        with self._lock:
+            self._held = tuple(shards)
+            if self._held and not self._has_had_job:
+                self._has_had_job = True
+                self._window = LastMinute()  # what was before is not part of its speed
+                self._window.add(self._clock(), self._spent(self._clock()))
         self._metrics.shards_in_hand.set(len(self._held))
 
     def delivery_has_ended(self, facts: ShardExtracted) -> None:
@@ -102,11 +106,7 @@ class Standing:
             is_idle = self._state == "working" and is_waiting and not self._held
             state = "idle" if is_idle else self._state
             seconds = main.seconds(now)
-            uploads = [account.seconds(now) for name, account in self._accounts.items() if name != MAIN_THREAD]
-            spent = {f"main {name}": value for name, value in seconds.items()}
-            for phase in ("send", "answer"):
-                spent[phase] = sum(one.get(phase, 0.0) for one in uploads)
-            self._window.add(now, {**spent, "tokens": self._tokens})
+            self._window.add(now, self._spent(now))
             report = self._report(state, gpus)
             told = self._told_seconds
             more = {name: max(0.0, value - told.get(name, 0.0)) for name, value in seconds.items()}
@@ -116,6 +116,14 @@ class Standing:
         self._metrics.show_bottleneck(report.bottleneck)
         self._metrics.show_gpus(gpus)
         return report
+
+    def _spent(self, now: float) -> dict[str, float]:
+        """Return what the last minute is told from: seconds by activity of all threads, and tokens, since the start."""
+        uploads = [account.seconds(now) for name, account in self._accounts.items() if name != MAIN_THREAD]
+        spent = {f"main {name}": value for name, value in self._accounts[MAIN_THREAD].seconds(now).items()}
+        for phase in ("send", "answer"):
+            spent[phase] = sum(one.get(phase, 0.0) for one in uploads)
+        return {**spent, "tokens": float(self._tokens)}
 
     def _report(self, state: str, gpus: tuple[GpuReport, ...]) -> WorkerReport:
         grown = self._window.grown()

@@ -57,7 +57,7 @@ def tails(folder: Path, *, but: frozenset[str] = frozenset()) -> Iterator[LogLin
 def _line(entry: dict[str, Any], source: str | None) -> LogLine:
     level = str(entry.get("level", "info"))
     facts = [f"{name} {_short(value)}" for name, value in entry.items() if name not in _HEAD and name != "message"]
-    message = [str(entry["message"])] if "message" in entry else []
+    message = [str(entry["message"])] if entry.get("message") else []
     return LogLine(
         time=entry["time"][:40],
         level=level if level in _LEVELS else "info",
@@ -68,5 +68,7 @@ def _line(entry: dict[str, Any], source: str | None) -> LogLine:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -218,6 +218,13 @@ def test_log_lines_are_the_newest_of_all_each_once(tmp_path):
     assert [f"e{n}" for n in range(39, 9, -1)] == [line.event for line in shown]
 
 
+def test_a_log_line_is_told_in_short():
+    """What is empty is left out, and a time has three digits."""
+    (line,) = parsed([json.dumps({"time": "t", "event": "e", "message": "", "shard": 7, "seconds": 0.123456789})])
+
+    assert line.text == "shard 7, seconds 0.123"
+
+
 def test_a_malformed_status_is_refused():
     """A page of another version or a foreign server gives no status."""
     wire = made_status().to_wire()
