@@ -129,11 +129,10 @@ def test_secrets_are_made_and_asked_for(demo):
 def test_the_run_survives_a_kill_a_stop_and_new_workers(demo):
     """One worker is killed, four are asked for, one of them is told to stop: the run ends complete."""
     wait_until(lambda: committed_shards(demo) >= 2, RUN_SECONDS)
-    killed = demo.containers("gpu_worker")[0]
+    killed, stopped = demo.containers("gpu_worker")
 
     demo.docker("kill", "--signal", "KILL", killed)
     demo.compose("up", "--detach", "--no-recreate", "--scale", "gpu_worker=4", "gpu_worker")
-    stopped = demo.containers("gpu_worker")[0]
     demo.docker("stop", "--time", "300", stopped)
     wait_until(lambda: demo.status("demo").get("is_complete"), RUN_SECONDS)
 
