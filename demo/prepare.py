@@ -21,15 +21,15 @@ CONVERSATIONS = 200
 TURNS = range(2, 31)  # of longer ones there are few, and two cores would be at them for minutes
 
 
-def prepare(folder: Path) -> None:
-    """Write the demo's input to *folder*, unless it is there."""
+def prepare(folder: Path, *, conversations: int = CONVERSATIONS) -> None:
+    """Write the demo's input, so many conversations at most, to *folder*, unless it is there."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model" / "config.json").exists():
         print("converting SmolLM2-135M-Instruct from its GGUF file, once", flush=True)
         convert_model(folder / "model")
     if not (folder / "conversations.jsonl").exists():
-        every = list(conversations())
-        chosen = every[:: len(every) // CONVERSATIONS][:CONVERSATIONS]  # spread over the years of the data set
+        every = list(every_conversation())
+        chosen = every[:: max(1, len(every) // conversations)][:conversations]  # spread over the years of the data set
         rows = "".join(json.dumps(row) + "\n" for row in chosen)
         partial = folder / "conversations.partial"
         partial.write_text(rows)
@@ -70,7 +70,7 @@ def gguf_file() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-def conversations() -> Iterator[dict[str, Any]]:
+def every_conversation() -> Iterator[dict[str, Any]]:
     """Yield conversations of 2 to 30 turns as chat rows, in the data set's order."""
     from chitchat_dataset import Dataset
 

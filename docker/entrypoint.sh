@@ -8,7 +8,9 @@ fi
 if [ -z "$MODEL" ]; then # small batches: many shards, so that there is something to watch and to share
   export HIDDENSTREAM_TOKEN_BUDGET="${HIDDENSTREAM_TOKEN_BUDGET:-2048}"
   export HIDDENSTREAM_MAX_LENGTH="${HIDDENSTREAM_MAX_LENGTH:-1024}"
-  export HIDDENSTREAM_DTYPE="${HIDDENSTREAM_DTYPE:-float32}" # many CPUs are several times slower in bfloat16
+  # CPUs without instructions for it are several times slower in bfloat16
+  grep -qE 'amx_bf16|avx512_bf16' /proc/cpuinfo && dtype=bfloat16 || dtype=float32
+  export HIDDENSTREAM_DTYPE="${HIDDENSTREAM_DTYPE:-$dtype}"
   export HIDDENSTREAM_STORE_DTYPE="${HIDDENSTREAM_STORE_DTYPE:-bfloat16}"
   export HIDDENSTREAM_OVER_LONG="${HIDDENSTREAM_OVER_LONG:-truncate}"
 fi

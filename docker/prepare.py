@@ -21,9 +21,9 @@ def main() -> None:
     if os.environ.get("MODEL"):
         print("MODEL is set: no demo input is made", flush=True)
         return
-    from demo.prepare import prepare
+    from demo.prepare import CONVERSATIONS, prepare
 
-    prepare(INPUTS)
+    prepare(INPUTS, conversations=int(os.environ.get("DEMO_CONVERSATIONS") or CONVERSATIONS))
     print("the demo's model and conversations are in the volume 'inputs'", flush=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.stack.engine import NoEngine, docker_engine
-from tests.stack.images import build_images, ready_base_images
+from tests.stack.images import ready_images
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -50,6 +50,5 @@ def images(engine: dict[str, str], checkout: Path) -> dict[str, str]:
     redis_image, prometheus_image = (
         re.findall(rf"image: \$\{{{name}:-(.*)\}}", compose)[0] for name in ("REDIS_IMAGE", "PROMETHEUS_IMAGE")
     )
-    ready_base_images(engine, redis_image, prometheus_image)
-    build_images(engine, checkout)
+    ready_images(engine, checkout, redis_image=redis_image, prometheus_image=prometheus_image)
     return engine

@@ -11,23 +11,44 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-STAND_INS = Path(__file__).parent / "stand_in_images.sh"
+STAND_IN = Path(__file__).parent / "stand_in_image.sh"
 PYTHON_IMAGE = "python:3.11-slim-bookworm"  # as in the Dockerfile; a test holds them together
 _PULL_SECONDS = 300
 _BUILD_SECONDS = 900
 
 
-def ready_base_images(environment: Mapping[str, str], redis_image: str, prometheus_image: str) -> bool:
-    """Have the base images; return whether they are stand-ins made from Debian's packages."""
-    wanted = [PYTHON_IMAGE, redis_image, prometheus_image]
-    if all(_docker(environment, "image", "inspect", image) or _pulled(environment, image) for image in wanted):
-        return False
+def ready_images(environment: Mapping[str, str], checkout: Path, *, redis_image: str, prometheus_image: str) -> None:
+    """Have the base images, pulled or stood in for, and build ours; what waits for nothing goes on beside it."""
+    wanted = {"python": PYTHON_IMAGE, "redis": redis_image, "prometheus": prometheus_image}
+    is_there = _docker(environment, "image", "inspect", *wanted.values())
+    if is_there or all(_pulled(environment, image) for image in wanted.values()):
+        build_images(environment, checkout)
+        return
     if shutil.which("mmdebstrap") is None:
         raise RuntimeError("no image registry answers, and there is no mmdebstrap to make images with")
-    subprocess.run([STAND_INS, *wanted], env=dict(environment), check=True, timeout=_BUILD_SECONDS)
-    return True
+    _stand_in(environment, "python", PYTHON_IMAGE)
+    with ThreadPoolExecutor() as pool:
+        building = [pool.submit(build_images, environment, checkout)]
+        for kind in ("redis", "prometheus"):
+            building.append(pool.submit(_stand_in, environment, kind, wanted[kind], PYTHON_IMAGE))
+        for one in building:
+            one.result()
+
+
+def _stand_in(environment: Mapping[str, str], *arguments: str) -> None:
+    made = subprocess.run(
+        [STAND_IN, *arguments],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        check=False,
+    )
+    if made.returncode != 0:
+        raise RuntimeError(f"{STAND_IN.name} {' '.join(arguments)}: {made.stderr[-3000:]}")
 
 
 def _pulled(environment: Mapping[str, str], image: str) -> bool:

@@ -23,14 +23,15 @@ from tests.stack.project import Project, get_json
 SERVICES = ("redis", "producer", "gpu_worker", "sink", "prometheus")  # not Grafana, whose image cannot be made here
 OURS = ("producer", "gpu_worker", "sink")
 MOST_LIGHT_BYTES = 450_000_000  # beyond its base
+CONVERSATIONS = 80  # the demo's 200 would do as well, and take twice as long
 RUN_SECONDS = 400
 
 
 @pytest.fixture(scope="module")
 def demo(images: dict[str, str], checkout: Path) -> Iterator[Project]:
-    """The stack with nothing set, two workers; ports that are free."""
-    free_ports = {"STATUS_PORT": "0", "GRAFANA_PORT": "0"}
-    project = Project(name="hs-demo", checkout=checkout, environment=images, settings=free_ports)
+    """The stack with nothing set but the demo's size, and ports that are free; two workers."""
+    settings = {"STATUS_PORT": "0", "GRAFANA_PORT": "0", "DEMO_CONVERSATIONS": str(CONVERSATIONS)}
+    project = Project(name="hs-demo", checkout=checkout, environment=images, settings=settings)
     try:
         project.compose("up", "--detach", "--scale", "gpu_worker=2", *SERVICES)
         yield project
@@ -138,7 +139,7 @@ def test_the_run_survives_a_kill_a_stop_and_new_workers(demo):
 
     progress = demo.status("demo")
     assert demo.exit_code(stopped) == 0
-    assert progress["planned_samples"] == progress["committed_samples"] == 200
+    assert progress["planned_samples"] == progress["committed_samples"] == CONVERSATIONS
     assert progress["quarantined_samples"] == progress["to_do_samples"] == 0
 
 
@@ -146,7 +147,7 @@ def test_the_result_is_proven(demo):
     """verify reads every byte again, in the container."""
     told = demo.compose("exec", "-T", "sink", "hiddenstream", "verify", "/runs/demo")
 
-    assert "200 samples" in told
+    assert f"{CONVERSATIONS} samples" in told
 
 
 def test_services_stay_to_be_looked_at(demo):
@@ -192,7 +193,7 @@ def test_the_page_shows_the_end_in_a_browser(demo, tmp_path):
     shown = browse(page, tmp_path / "page.png")
 
     assert "complete" in shown.lower()
-    assert "200" in shown
+    assert str(CONVERSATIONS) in shown
     assert (tmp_path / "page.png").stat().st_size > 10_000
 
 
