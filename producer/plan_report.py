@@ -84,7 +84,7 @@ def _examples(rejected: pa.Table) -> list[dict[str, Any]]:
     """Return the first row of each reason, as far as examples go."""
     reasons = rejected["reason"].cast(pa.string()).to_pylist()
     first_rows = sorted({reason: row for row, reason in reversed(list(enumerate(reasons)))}.values())
-    examples: list[dict[str, Any]] = rejected.take(first_rows[:_MAX_EXAMPLES]).to_pylist()
+    examples: list[dict[str, Any]] = rejected.take(pa.array(first_rows[:_MAX_EXAMPLES], pa.int64())).to_pylist()
     return examples
 
 

@@ -45,6 +45,16 @@ def words(tmp_path: Path, bare_model_folder: Path) -> list[str]:
     return [run, "--model", model, "--data", data, "--layers", "1,2,3", *limits]
 
 
+def test_a_plan_without_a_rejected_row_is_reported(words, tmp_path, capsys):
+    """Nothing to give an example of is no error."""
+    (tmp_path / "data.jsonl").write_text('{"id": "a", "input_ids": [1, 2]}\n')
+
+    assert 0 == main([*words, "--json"])
+
+    report = json.loads(capsys.readouterr().out)
+    assert (1, [], {}) == (report["samples"], report["rejection_examples"], report["rejected"])
+
+
 def test_figures_are_printed_as_json(words, capsys):
     """--json prints every figure of the plan, and nothing else, to standard output."""
     assert 0 == main([*words, "--json"])

@@ -30,7 +30,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parent in folder.parents:
         if parent != Path("/") and parent.stat().st_uid == folder.stat().st_uid:
             parent.chmod(parent.stat().st_mode | 0o055)
-    save_tiny_model("llama", folder / "models" / "tiny")
+    for file in save_tiny_model("llama", folder / "models" / "tiny").iterdir():
+        file.chmod(0o644)
     rows = "".join(json.dumps(row) + "\n" for row in random_rows([9, 14, 30, 5, 22, 17] * 4))
     (folder / "rows.jsonl").write_text(rows)
     (folder / "out").mkdir()
