@@ -33,7 +33,13 @@ def read_json_lines(file: Path) -> Iterator[RawRow]:
 
 
 def _opened(file: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(file, "rb")) if file.suffix == ".gz" else open(file, "rb")
+    is_gzipped = file.suffix == ".gz" or (not file.suffix and _first_byte(file) == b"\x1f")
+    return cast(BinaryIO, gzip.open(file, "rb")) if is_gzipped else open(file, "rb")
+
+
+def _first_byte(file: Path) -> bytes:
+    with open(file, "rb") as stream:
+        return stream.read(1)
 
 
 def _parsed(text: bytes, source: str) -> RawRow:

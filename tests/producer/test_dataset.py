@@ -29,6 +29,18 @@ def rows_in(*paths: Path) -> list[Any]:
     return [raw.row and {name: plain(value) for name, value in raw.row.items()} for raw in read_rows(paths)]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+def test_a_file_without_a_suffix_is_told_by_its_beginning(tmp_path, kind):
+    """A container sees the file under a name of its own."""
+    file = tmp_path / "input"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), file)
+    else:
+        file.write_bytes(gzip.compress(LINES) if kind.endswith("gz") else LINES)
+
+    assert ROWS == rows_in(file)
+
+
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.ndjson", "x.JSONL.jsonl"])
 @pytest.mark.parametrize(
     "content",
@@ -169,6 +181,8 @@ def unreadable(folder: Path, name: str, content: bytes) -> Path:
     ("name", "content", "says"),
     [
         ("x.csv", b"a,b", "unknown kind"),
+        ("input", b"a,b", "unknown kind"),
+        ("input", b"", "unknown kind"),
         ("x.parquet", b"PAR1 not really", "x.parquet"),
         ("x.parquet", b"", "x.parquet"),
         ("x.jsonl.gz", gzip.compress(LINES * 100)[:-20], "damaged gzip"),
