@@ -1,6 +1,6 @@
 """What must be there before the services start: secrets, volumes that they may write, and the demo's input.
 
-Runs as root, with no right but to give files away, at every `docker compose up`; what is as it should be it leaves alone.
+Runs as root, with no right but to give files away, at every `docker compose up`. What is in order it leaves.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ GPUS = 2
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, some rows, and an empty folder for the output, on this host."""
+    """A tiny model and some rows on this host; the folder for the output is left to be made."""
     folder = tmp_path_factory.mktemp("inputs")
     folder.chmod(0o755)
     for parent in folder.parents:
@@ -34,8 +35,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.chmod(0o644)
     rows = "".join(json.dumps(row) + "\n" for row in random_rows([9, 14, 30, 5, 22, 17] * 4))
     (folder / "rows.jsonl").write_text(rows)
-    (folder / "out").mkdir()
-    (folder / "out").chmod(0o777)
     library = folder / "driver" / "libnvidia-ml.so.1"
     library.parent.mkdir()
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(STUB)], check=True)
@@ -93,6 +92,18 @@ def waiting(project: Project) -> list[str]:
     return [container for container in project.containers("gpu_worker") if shown in project.metrics(container)]
 
 
+def test_a_worker_may_claim_several(projects):
+    """With two GPUs for each, one worker has both, and lets go of both."""
+    _, two = projects
+    greedy = replace(two, settings={**two.settings, "GPUS_PER_WORKER": "2"})
+
+    greedy.compose("up", "--detach", "--no-deps", "gpu_worker")
+    wait_until(lambda: "hiddenstream_worker_gpus_claimed 2.0" in greedy.metrics(greedy.containers("gpu_worker")[0]), 60)
+    greedy.compose("rm", "--stop", "--force", "gpu_worker")
+
+    assert [] == greedy.containers("gpu_worker")
+
+
 def test_the_request_for_gpus_reaches_the_engine(projects):
     """Every replica asks for all GPUs; which one it takes is settled among them."""
     one, _ = projects
@@ -147,6 +158,7 @@ def test_both_runs_end_complete_where_out_says(projects, inputs):
     for project, run in zip(projects, ("one", "two"), strict=True):
         wait_until(lambda project=project, run=run: project.status(run).get("is_complete"), 120)
 
+    assert (inputs / "out").stat().st_uid == 10001  # Docker made it, and root's it was
     for run in ("one", "two"):
         record = json.loads((inputs / "out" / run / "run.json").read_text())
         assert record["identity"]["taps"] == ["block.0", "block.2"]
