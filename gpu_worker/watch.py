@@ -79,8 +79,8 @@ class EngineWatch:
             engine.wait()
             raise
         finally:
+            reading.join()
             self._metrics.is_ready.set(0)
-        reading.join()
         return engine.wait()
 
     def _look_after(self, engine: EngineProcess) -> None:

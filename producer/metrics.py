@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class ProducerMetrics:
             shards_in_work=gauge("shards_in_work", "Shards in workers' hands, by their leases."),
             redeliveries=gauge("redeliveries", "Deliveries beyond the first, since this producer started."),
             last_commit=gauge("last_commit_timestamp_seconds", "Unix time of the newest commit; 0 before the first."),
-            is_redis_reachable=gauge("is_redis_reachable", "1 while Redis answers."),
+            is_redis_reachable=gauge("is_redis_reachable", "1 while Redis answers; no number before it was asked."),
             oldest_job_age=gauge(
                 "oldest_job_age_seconds",
                 "Since the shard that waits longest was first seen on the queue; 0 when none waits.",
@@ -108,6 +109,7 @@ class ProducerMetrics:
         made.build_info.labels(version=program_version(), python=platform.python_version()).set(1)
         for reason in QUARANTINE_REASONS:
             made.samples_quarantined.labels(reason=reason)  # so that each series exists before its first sample
+        made.is_redis_reachable.set(math.nan)
         made.show_workers({})
         return made
 
@@ -157,7 +159,6 @@ class ProducerMetrics:
 
     def show_queue(self, state: DispatchState) -> None:
         """Set what a round of the dispatcher saw."""
-        self.is_redis_reachable.set(1)
         self.queue_shards.set(state.queued)
         self.queue_bytes.set(state.queued_bytes)
         self.oldest_job_age.set(state.oldest_seconds)
@@ -166,7 +167,8 @@ class ProducerMetrics:
         self.shards_stuck.set(len(state.stuck))
 
     def show_redis(self, used_bytes: int, limit_bytes: int) -> None:
-        """Set Redis' memory."""
+        """Set Redis' memory: it answers."""
+        self.is_redis_reachable.set(1)
         self.redis_memory_used.set(used_bytes)
         self.redis_memory_limit.set(limit_bytes)
 

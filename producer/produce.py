@@ -70,11 +70,17 @@ class ProduceSettings(PlanFlags):
         means="HOST:PORT of the status page, which shows ids and log lines to whoever reaches it; 127.0.0.1:8080 unless"
         " given, or a free port where that one is taken",
     )
+    status_hosts: tuple[str, ...] = setting(
+        (),
+        is_repeated=True,
+        means="host names under which the status page may be asked for, besides addresses, localhost and this machine's"
+        " name; others are refused, or a foreign site could read the page through a browser",
+    )
     stay: bool = setting(
         False,
         parse=is_on,
-        means="when the run has ended, go on serving metrics and status page until SIGTERM; the exit code stays the"
-        " run's",
+        means="when the run has ended or was refused, go on serving metrics and status page until SIGTERM; the exit"
+        " code stays the same",
     )
 
 
@@ -94,14 +100,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 reserve_bytes=settings.reserve_bytes,
                 metrics_listen=settings.metrics_listen,
                 status_listen=settings.status_listen,
+                status_hosts=settings.status_hosts,
             ) as watched,
         ):
-            # a signal may end it at once: the plan counts when run.json is there
-            record = ensure_plan(settings, on_rows=watched.show_rows)
-            return produce(paths, record, settings, StopRequest().install(), watched)
+            return _plan_and_produce(paths, settings, watched)
     except HiddenstreamError as error:
-        log(_LOGGER, PRODUCER_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
-        return error.exit_code
+        return _refused(error)
+
+
+def _plan_and_produce(paths: RunPaths, settings: ProduceSettings, watched: Watched) -> int:
+    try:
+        # a signal may end it at once: the plan counts when run.json is there
+        record = ensure_plan(settings, on_rows=watched.show_rows)
+        return produce(paths, record, settings, StopRequest().install(), watched)
+    except HiddenstreamError as error:
+        code = _refused(error)
+        if settings.stay:
+            watched.show_refusal(str(error), StopRequest().install())
+        return code
+
+
+def _refused(error: HiddenstreamError) -> int:
+    log(_LOGGER, PRODUCER_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
+    return error.exit_code
 
 
 def produce(paths: RunPaths, record: RunRecord, settings: ProduceSettings, stop: StopRequest, watched: Watched) -> int:

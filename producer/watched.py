@@ -57,11 +57,13 @@ class Watched:
         reserve_bytes: int,
         metrics_listen: tuple[str, int],
         status_listen: tuple[str, int] | None,
+        status_hosts: tuple[str, ...] = (),
     ) -> None:
         """Start serving.
 
         Args:
             status_listen: where the page is to be, or None for the usual port or, where that is taken, a free one.
+            status_hosts: names under which the page may be asked for, besides addresses and this machine's names.
 
         Raises:
             UsageError: an address cannot be listened on.
@@ -81,10 +83,11 @@ class Watched:
         registry = CollectorRegistry()
         self.metrics = ProducerMetrics.in_registry(registry)
         self.metrics.watch_disk(paths.root, reserve_bytes)
-        self._metrics_server = MetricsServer(registry, listen=metrics_listen)
+        self._refusal = ""
+        self._metrics_server = MetricsServer(registry, listen=metrics_listen, is_healthy=lambda: not self._refusal)
         self.metrics_port = self._metrics_server.port
         try:
-            self._page = _serve_page(self.status, status_listen)
+            self._page = _serve_page(self.status, status_listen, status_hosts)
         except UsageError:
             self._metrics_server.close()
             raise
@@ -147,6 +150,13 @@ class Watched:
         elif self._page.is_watched():
             stop.wait(_LINGER_SECONDS)
 
+    def show_refusal(self, message: str, stop: StopRequest) -> None:
+        """Show why there is no run, until *stop*."""
+        self._refusal, self._phase = message, "refused"
+        self._page.refresh()
+        while not stop.wait(_LOOK_SECONDS):
+            pass
+
     def status(self) -> RunStatus:
         """Return the run's status; in any thread."""
         now, record = time.time(), self._record
@@ -157,6 +167,7 @@ class Watched:
             phase=self._phase,
             run=self._paths.root.absolute().name,
             rows_read=self._rows_read,
+            refusal=self._refusal,
             queue=None if record is None else self._queue(last_round, board),
             disk=look_at_disk(self._paths.root, self._reserve_bytes),
             stuck_shards=len(stuck),
@@ -207,11 +218,13 @@ class Watched:
         client.close()
 
 
-def _serve_page(status: Callable[[], RunStatus], listen: tuple[str, int] | None) -> StatusServer:
+def _serve_page(
+    status: Callable[[], RunStatus], listen: tuple[str, int] | None, hosts: tuple[str, ...]
+) -> StatusServer:
     if listen is not None:
-        return StatusServer(status, listen=listen)
+        return StatusServer(status, listen=listen, hosts=hosts)
     try:
-        return StatusServer(status, listen=DEFAULT_STATUS_LISTEN)
+        return StatusServer(status, listen=DEFAULT_STATUS_LISTEN, hosts=hosts)
     except UsageError:
         log(_LOGGER, STATUS_PORT_TAKEN, {"port": DEFAULT_STATUS_LISTEN[1]})
-        return StatusServer(status, listen=(DEFAULT_STATUS_LISTEN[0], 0))
+        return StatusServer(status, listen=(DEFAULT_STATUS_LISTEN[0], 0), hosts=hosts)

@@ -42,6 +42,11 @@ class SinkSettings:
     metrics_listen: tuple[str, int] = setting(
         ("127.0.0.1", 9103), means="HOST:PORT of /metrics; port 0 takes a free one", parse=address
     )
+    log_file: Path | None = setting(
+        None,
+        means="file that gets the log, too; the status page shows what is in RUN_DIRECTORY/logs",
+        parse=Path,
+    )
     max_connections: int = setting(
         64,
         means="connections served at once, each taking a thread and 1 MiB; choose four for each GPU worker, or more",

@@ -10,7 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any, TextIO
+
+MOST_FILE_BYTES = 32 * 1024 * 1024
 
 
 class _JsonLines(logging.Formatter):
@@ -61,16 +65,27 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def start_logging(service: str, *, stream: TextIO | None = None, recent: RecentLines | None = None) -> None:
+def start_logging(
+    service: str, *, stream: TextIO | None = None, recent: RecentLines | None = None, file: Path | None = None
+) -> None:
     """Send this process's log to *stream* (standard output) as JSON lines; libraries only from warnings on.
 
     Args:
         recent: keeps the last lines in memory, too.
+        file: gets every line as well; past MOST_FILE_BYTES it is begun anew, and the one before is kept as ``FILE.1``.
+
+    Raises:
+        OSError: *file* cannot be written.
     """
     handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(_JsonLines(service))
     root = logging.getLogger()
     root.handlers[:] = [handler] if recent is None else [handler, recent]
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        copy = RotatingFileHandler(file, maxBytes=MOST_FILE_BYTES, backupCount=1)
+        copy.setFormatter(_JsonLines(service))
+        root.addHandler(copy)
     root.setLevel(logging.WARNING)
     for name in ("hiddenstream", "producer", "gpu_worker", "sink"):
         logging.getLogger(name).setLevel(logging.INFO)

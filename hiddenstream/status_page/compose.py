@@ -23,7 +23,7 @@ from hiddenstream.status_page.words import counted, duration
 
 MOST_WORKERS = 256
 TOKEN_AND_MASK_BYTES = 5  # a shard holds them beside the states
-PHASES = ("planning", "delivering", "stopping", "ended", "unwatched")
+PHASES = ("planning", "refused", "delivering", "stopping", "ended", "unwatched")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Seen:
     Attributes:
         phase: one of PHASES; ``unwatched`` where the run directory is all that one looks at.
         run: its name, before there is a plan.
+        refusal: why there will be none, for people.
         disk: without to_come_bytes and full_in_seconds, which are told here.
         stuck_shards: shards given up on.
         failures: stuck and rejected ones; those in quarantine come from the ledger.
@@ -42,6 +43,7 @@ class Seen:
     phase: str
     run: str
     rows_read: int = 0
+    refusal: str = ""
     queue: QueueStatus | None = None
     disk: DiskStatus | None = None
     stuck_shards: int = 0
@@ -68,6 +70,8 @@ def compose(record: RunRecord | None, totals: Totals, seen: Seen, *, now: float)
     speed = _speed(planned, totals, now)
     disk = _disk(seen.disk, planned, totals, speed)
     live = [worker for worker in seen.workers if worker.state != GONE]
+    if seen.refusal:
+        return _planning(seen, now)
     word, sentence = bottleneck_of(
         live, to_do_shards=to_do_shards - seen.stuck_shards, queue=seen.queue, disk=disk, recent=totals.recent
     )
@@ -108,8 +112,8 @@ def _planning(seen: Seen, now: float) -> RunStatus:
         time=now,
         version=program_version(),
         run=seen.run,
-        state="planning",
-        message="The data is read, tokenized where need be, and cut into shards.",
+        state="refused" if seen.refusal else "planning",
+        message=seen.refusal or "The data is read, tokenized where need be, and cut into shards.",
         planned=Amount(),
         committed=Amount(),
         rows_read=seen.rows_read,
@@ -151,13 +155,12 @@ def _disk(disk: DiskStatus | None, planned: Amount, totals: Totals, speed: Speed
     is_complete = totals.committed.shards >= planned.shards
     to_come_bytes = 0 if is_complete else max(0, round(planned.bytes * share))
     left_bytes = max(0, disk.free_bytes - disk.reserve_bytes)
-    is_short = to_come_bytes > left_bytes
     return DiskStatus(
         free_bytes=disk.free_bytes,
         total_bytes=disk.total_bytes,
         reserve_bytes=disk.reserve_bytes,
         to_come_bytes=to_come_bytes,
-        full_in_seconds=left_bytes / speed.bytes_per_second if is_short and speed.bytes_per_second else None,
+        full_in_seconds=left_bytes / speed.bytes_per_second if to_come_bytes and speed.bytes_per_second else None,
     )
 
 

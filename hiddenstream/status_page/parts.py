@@ -84,8 +84,8 @@ class DiskStatus:
         free_bytes, total_bytes: as a user without privileges sees them.
         reserve_bytes: below so many free, no new shards are delivered.
         to_come_bytes: what the rest of the run will take.
-        full_in_seconds: until the reserve is touched, at the present rate; None where the disk is large enough, or
-            where there is no rate to tell from.
+        full_in_seconds: until the reserve would be touched at the present rate, also where the run ends before; None
+            where it has ended, or where there is no rate to tell from.
     """
 
     free_bytes: int

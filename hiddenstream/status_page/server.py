@@ -6,6 +6,7 @@ are served, further ones are closed at once. The work of the process that it is 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import socket
@@ -26,7 +27,6 @@ REQUEST_SECONDS = 5.0
 MOST_CONNECTIONS = 32
 _FRESH_SECONDS = 1.0  # a status is told again within this time, not made anew
 _HEAD_BYTES = 16 * 1024
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOGGER = logging.getLogger("hiddenstream.status_page")
 _Answer = tuple[int, str, bytes]
 
@@ -38,12 +38,15 @@ class StatusServer:
         url: where the page is.
     """
 
-    def __init__(self, status: Callable[[], RunStatus], *, listen: tuple[str, int]) -> None:
+    def __init__(
+        self, status: Callable[[], RunStatus], *, listen: tuple[str, int], hosts: tuple[str, ...] = ()
+    ) -> None:
         """Start serving.
 
         Args:
             status: tells the status; called in any thread, at most once a second.
             listen: host and port; port 0 takes a free one.
+            hosts: names that a request may be addressed to, besides addresses, localhost and this machine's name.
 
         Raises:
             UsageError: the port is taken, or the address is none of this machine.
@@ -56,7 +59,7 @@ class StatusServer:
             raise UsageError(f"--status-listen {host}:{port}: {error}; choose another port, or 0") from error
         self.port = int(self._socket.getsockname()[1])
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
-        self._is_local = host in _LOOPBACK
+        self._hosts = frozenset(name.lower() for name in (*hosts, host, "localhost", socket.gethostname()) if name)
         self._status = _Cached(status)
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._watched_at: float | None = None
@@ -135,8 +138,8 @@ class StatusServer:
         headers = {name: value.decode("latin-1") for name, value in request.headers}
         if request.method not in (b"GET", b"HEAD"):
             return 405, "text/plain", b"only GET and HEAD\n"
-        if self._is_local and _host(headers.get(b"host", "")) not in _LOOPBACK:
-            return 403, "text/plain", b"this page is for this machine alone\n"  # a foreign site that rebound its name
+        if not self._may_be_called(_host(headers.get(b"host", ""))):  # a foreign site may have rebound its name to us
+            return 403, "text/plain", b"this page is not known by that name; --status-hosts says which names are\n"
         path = request.target.partition(b"?")[0]
         if path == b"/healthz":
             return 200, "text/plain", b"ok\n"
@@ -147,6 +150,13 @@ class StatusServer:
                 self._watched_at = time.monotonic()
             return 200, "application/json", self._status.body()
         return 404, "text/plain", b"only /, /status.json and /healthz are here\n"
+
+    def _may_be_called(self, name: str) -> bool:
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._hosts
+        return True
 
 
 class _Cached:

@@ -34,8 +34,9 @@ RUN_STATES = (
     "complete_with_quarantined",
     "stuck",
     "not_complete",
+    "refused",
 )
-ENDED_STATES = RUN_STATES[-4:]
+ENDED_STATES = RUN_STATES[-5:]
 RUN_BOTTLENECKS = (*BOTTLENECKS, "disk", "producer")
 
 

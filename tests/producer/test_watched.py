@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from hiddenstream.chassis.redis_connection import make_client
 from hiddenstream.contracts.queue import report_key, workers_key
 from hiddenstream.contracts.worker_report import REPORT_SECONDS, GpuReport, WorkerReport
+from producer.metrics import ProducerMetrics
 from producer.worker_board import GONE_SECONDS, WorkerBoard
 from tests.conftest import wait_until
 from tests.factories import a_run, store_shard
@@ -148,10 +151,49 @@ def test_a_producer_that_stays_serves_on_until_it_is_stopped(paths, services):
     wait_until(lambda: producer.events("run_ended"))
     wait_until(lambda: "complete" == page_of(producer)["state"])
 
+    wait_until(lambda: metrics_of(producer)["is_redis_reachable"] == 1.0)  # it delivers nothing, and asks all the same
     assert (0, 1.0) == (page_of(producer)["exit_code"], metrics_of(producer)["is_complete"])
     assert producer.process.poll() is None
     producer.process.send_signal(signal.SIGTERM)
     assert 0 == producer.wait(10)
+
+
+def test_redis_is_unreachable_only_while_it_is(paths, services, redis_server):
+    """The series follows an outage in both directions, also of a run that has nothing left to deliver."""
+    for shard in range(len(SHARDS)):
+        store_shard(paths, shard)
+    producer = services.producer("--stay")
+    wait_until(lambda: producer.events("run_ended") and metrics_of(producer)["is_redis_reachable"] == 1.0)
+
+    redis_server.kill()
+    wait_until(lambda: metrics_of(producer)["is_redis_reachable"] == 0.0)
+    redis_server.start()
+
+    wait_until(lambda: metrics_of(producer)["is_redis_reachable"] == 1.0)
+
+
+def test_a_producer_that_was_not_asked_for_redis_says_nothing_of_it():
+    """Before Redis was asked the series has no number, so no alert can be raised from it."""
+    registry = CollectorRegistry()
+    ProducerMetrics.in_registry(registry)
+
+    assert math.isnan(registry.get_sample_value("hiddenstream_producer_is_redis_reachable"))
+
+
+def test_a_refused_producer_that_stays_shows_why(paths, services, tmp_path):
+    """With --stay, a refusal is told on the page until SIGTERM, and then by the exit code."""
+    missing = ["--model", str(tmp_path / "none"), "--data", str(tmp_path / "none.jsonl"), "--metrics-listen"]
+    other = str(tmp_path / "other")
+    producer = services.start("p", "producer", other, "--redis", services.redis_url, "--stay", *missing, "127.0.0.1:0")
+    wait_until(lambda: producer.events("producer_refused"))
+    wait_until(lambda: page_of(producer)["state"] == "refused")
+    page = page_of(producer)
+
+    assert page["message"] == producer.events("producer_refused")[0]["message"]
+    assert (True, 0) == (page["has_ended"], page["planned"]["samples"])
+    assert producer.process.poll() is None
+    producer.process.send_signal(signal.SIGTERM)
+    assert producer.wait(10) in (1, 2)
 
 
 def test_a_status_port_that_was_asked_for_must_be_free(paths, services):

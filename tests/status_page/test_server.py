@@ -93,10 +93,17 @@ def test_head_has_headers_alone():
 
 
 def test_a_foreign_site_cannot_read_the_page_through_a_rebound_name():
-    """On loopback, a request that names another host is refused."""
-    with serving() as server:
-        assert 403 == asked(server, "/status.json", headers={"Host": "evil.example:8080"})[0]
-        assert 200 == asked(server, "/status.json", headers={"Host": "localhost:8080"})[0]
+    """A request that names another host is refused, on every address; addresses, and names that are known, are not."""
+    for listen in ("127.0.0.1", "0.0.0.0"):
+        server = StatusServer(made_status, listen=(listen, 0), hosts=("Runs.example",))
+        try:
+            answers = {
+                name: asked(server, "/status.json", headers={"Host": name})[0]
+                for name in ("evil.example:8080", "", "localhost:8080", "10.0.0.7:8080", "[::1]:80", "runs.example")
+            }
+        finally:
+            server.close()
+        assert [403, 403, 200, 200, 200, 200] == list(answers.values())
 
 
 @pytest.mark.parametrize(
