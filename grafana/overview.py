@@ -68,9 +68,11 @@ _STATS = (
     ),
     stat(
         "Failures",
-        'round(sum(increase(hiddenstream_worker_deliveries_total{outcome="failed"}[$__range])))',
-        "Deliveries that failed in the chosen time. A failed shard is delivered again; the worker's log event "
-        "shard_extracted has the message.",
+        'round(sum(increase(hiddenstream_worker_deliveries_total{outcome="failed"}[$__range])) '
+        "+ sum(increase(hiddenstream_worker_engine_deaths_total[$__range]))) "
+        "+ sum(hiddenstream_producer_samples_quarantined) + sum(hiddenstream_producer_shards_stuck)",
+        "Deliveries that failed and engines that died in the chosen time, samples in quarantine, and stuck shards. The "
+        "first two mend themselves; the panels below and the status page say which it was.",
         width=3,
         thresholds=[(1, ORANGE), (10, RED)],
     ),

@@ -24,11 +24,7 @@ RIGHTLY_EMPTY = {
     "Quarantined samples by reason": "no sample was left out, and a reason has a series only once it was given",
     "Rejected rows by reason": "no row was rejected, and a reason has a series only once it was given",
     "Refusals by reason": "nobody was refused",
-    "Redis memory share": "Redis has no memory limit",
-    "Size of the states by tap": "no shard was computed by a worker that is still there",
 }
-# Single queries, by panel and legend, of panels whose other queries must answer.
-RIGHTLY_EMPTY_QUERIES = {("Redis memory", "limit"): "Redis has no memory limit"}
 
 
 def dashboards() -> list[dict[str, Any]]:
@@ -66,7 +62,13 @@ def wrongly_empty(prometheus_url: str, *, last_seconds: float, rate_interval: st
         for query, has_answer in answered(
             prometheus_url, last_seconds=last_seconds, rate_interval=rate_interval
         ).items()
-        if not has_answer
-        and query.panel not in RIGHTLY_EMPTY
-        and (query.panel, query.legend) not in RIGHTLY_EMPTY_QUERIES
+        if not has_answer and query.panel not in RIGHTLY_EMPTY
     ]
+
+
+def wrongly_excused(prometheus_url: str, *, last_seconds: float) -> list[str]:
+    """Return the panels that gave numbers though they are excused since there is no GPU."""
+    told = answered(prometheus_url, last_seconds=last_seconds)
+    return sorted(
+        {query.panel for query, has_answer in told.items() if has_answer and RIGHTLY_EMPTY.get(query.panel) == NO_GPU}
+    )

@@ -16,7 +16,7 @@ import pytest
 
 from docs.status_pictures import CHROMIUM_FLAGS
 from tests.conftest import wait_until
-from tests.stack.dashboard_queries import wrongly_empty
+from tests.stack.dashboard_queries import wrongly_empty, wrongly_excused
 from tests.stack.images import PYTHON_IMAGE, image_bytes
 from tests.stack.project import Project, get_json
 
@@ -188,6 +188,7 @@ def test_prometheus_has_read_the_rules(demo):
 def test_every_panel_has_series(demo):
     """Each query of each dashboard gives numbers for this run; what is rightly empty is on a list, with its reason."""
     assert [] == wrongly_empty(prometheus_url(demo), last_seconds=900)
+    assert [] == wrongly_excused(prometheus_url(demo), last_seconds=900)
 
 
 def test_the_page_shows_the_end_in_a_browser(demo, tmp_path):
