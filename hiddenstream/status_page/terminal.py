@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -65,7 +66,8 @@ def _block(status: RunStatus, width: int, url: str | None) -> Iterator[str]:
         yield f"{'speed':<{_LABEL}}{_rate(status)}"
     if status.bottleneck_message and status.state not in ENDED_STATES:
         word = "" if status.bottleneck == "none" else f"{status.bottleneck}: "
-        yield f"{'limit':<{_LABEL}}{word}{status.bottleneck_message}"
+        told = f"{'limit':<{_LABEL}}{word}{status.bottleneck_message}"
+        yield from textwrap.wrap(told, max(width, 2 * _LABEL), subsequent_indent=" " * _LABEL)
     if status.workers:
         yield f"{'workers':<{_LABEL}}{_crew(status)}"
         yield from (_worker(worker) for worker in status.workers[:_MOST_WORKERS])

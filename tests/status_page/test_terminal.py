@@ -191,3 +191,11 @@ def test_one_line_has_no_line_breaks():
     status = replace(made_status(), disk=None, queue=None, failures=())
 
     assert one_line(status).isprintable()
+
+
+def test_the_bottleneck_is_told_whole():
+    """A sentence that is longer than a line goes on in the next one."""
+    lines = block(made_status(), 80)
+    first = next(number for number, line in enumerate(lines) if line.startswith("limit"))
+
+    assert " ".join(line.strip() for line in lines[first : first + 2]).endswith(made_status().bottleneck_message)
