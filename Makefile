@@ -21,7 +21,7 @@ down:                             ## stop the containers; what they stored stays
 	docker compose down
 
 test: setup                       ## everything that needs no container engine
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-stack: setup                 ## Docker, Prometheus and a browser: starts an engine and makes images if need be
 	tests/stack/install.sh

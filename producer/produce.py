@@ -28,7 +28,7 @@ from hiddenstream.status_page.totals import LedgerTotals
 from producer.dispatch import Dispatcher, DispatchLimits, queue_of
 from producer.resume import ensure_plan
 from producer.run_queue import RunQueue
-from producer.settings import PlanFlags
+from producer.settings import PlanFlags, host_name
 from producer.watched import Watched
 
 PRODUCER_REFUSED = "producer_refused"
@@ -72,6 +72,7 @@ class ProduceSettings(PlanFlags):
     )
     status_hosts: tuple[str, ...] = setting(
         (),
+        parse=host_name,
         is_repeated=True,
         means="host names under which the status page may be asked for, besides addresses, localhost and this machine's"
         " name; others are refused, or a foreign site could read the page through a browser",

@@ -6,6 +6,7 @@ keeps what it has.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,13 @@ DEFAULT_DTYPE = "bfloat16"
 DEFAULT_OVER_LONG = "reject"
 DEFAULT_TOKEN_BUDGET = 12_288
 DEFAULT_SHARD_BYTES = 1024**3
+
+
+def host_name(text: str) -> str:
+    """Parse the name of a host, without a port."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,253}", text.strip()):
+        raise ValueError("give one host name, without a port, for example storage.example")
+    return text.strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,9 +86,8 @@ def answer_request(service: Service, request: Request) -> Answer:
 def _refused(service: Service, request: Request, refusal: ShardRefused) -> Answer:
     service.metrics.refusals.labels(reason=refusal.reason).inc()
     facts = {"target": request.target, "peer": request.peer, "reason": refusal.reason, "message": str(refusal)}
-    # workers that start first ask several times a second, and say themselves that they wait
-    level = logging.DEBUG if refusal.reason == "not_ready" else logging.WARNING
-    log(_LOGGER, SHARD_REFUSED, facts, level=level)
+    if refusal.reason != "not_ready":  # workers may well start first, and ask every few seconds until the plan is there
+        log(_LOGGER, SHARD_REFUSED, facts, level=logging.WARNING)
     return Answer(
         status=refusal.status,
         content={"reason": refusal.reason, "message": str(refusal)},

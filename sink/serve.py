@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from hiddenstream.chassis.lifecycle import StopRequest
-from hiddenstream.chassis.logs import log, start_logging
+from hiddenstream.chassis.logs import add_log_file, log, start_logging
 from hiddenstream.chassis.metrics import MetricsServer
 from hiddenstream.chassis.settings import from_process, secret
 from hiddenstream.contracts.errors import HiddenstreamError, RunDirectoryError
@@ -31,7 +30,6 @@ LEDGER_UNREADABLE = "ledger_unreadable"
 LEDGER_LINE_UNREADABLE = "ledger_line_unreadable"
 SINK_STOPPED = "sink_stopped"
 SINK_FAILED = "sink_failed"
-LOG_FILE_UNUSABLE = "log_file_unusable"
 GRACE_SECONDS = 30.0  # for uploads under way when the sink is asked to stop
 _TICK_SECONDS = 0.5
 _LOGGER = logging.getLogger("sink")
@@ -143,22 +141,13 @@ def serve(settings: SinkSettings, stop: StopRequest) -> int:
     return 0
 
 
-def _log_to_file(file: Path | None) -> None:
-    """Log to *file*, too; one that cannot be written is no reason not to store."""
-    if file is None:
-        return
-    try:
-        start_logging("sink", file=file)
-    except OSError as error:
-        log(_LOGGER, LOG_FILE_UNUSABLE, {"message": str(error)}, level=logging.WARNING)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command ``sink``; return its exit code."""
     start_logging("sink")
     try:
         settings = from_process(SinkSettings, command="hiddenstream sink", arguments=arguments)
-        _log_to_file(settings.log_file)
+        if settings.log_file is not None:
+            add_log_file("sink", settings.log_file)
         return serve(settings, StopRequest().install())
     except HiddenstreamError as error:
         log(_LOGGER, SINK_FAILED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)

@@ -42,11 +42,6 @@ class SinkSettings:
     metrics_listen: tuple[str, int] = setting(
         ("127.0.0.1", 9103), means="HOST:PORT of /metrics; port 0 takes a free one", parse=address
     )
-    log_file: Path | None = setting(
-        None,
-        means="file that gets the log, too; the status page shows what is in RUN_DIRECTORY/logs",
-        parse=Path,
-    )
     max_connections: int = setting(
         64,
         means="connections served at once, each taking a thread and 1 MiB; choose four for each GPU worker, or more",
@@ -57,4 +52,10 @@ class SinkSettings:
         means="silence, in seconds, after which a connection is closed; choose more than the longest stall of the"
         " network that should not cost an upload",
         parse=seconds,
+    )
+    log_file: Path | None = setting(
+        None,
+        means="file that log lines are appended to, besides standard output; past 32 MiB it is renamed to FILE.1;"
+        " RUN_DIRECTORY/logs/sink.jsonl shows them on the status page",
+        parse=Path,
     )

@@ -36,7 +36,7 @@ class LocalPlan:
         device: of every worker.
         queue_url: an existing Redis, or None for one of our own.
         token_budget: see the worker's setting.
-        status_listen: see the producer's setting.
+        status_listen, status_hosts: see the producer's settings.
     """
 
     workers: int
@@ -45,6 +45,7 @@ class LocalPlan:
     queue_url: str | None
     token_budget: int | None
     status_listen: tuple[str, int] | None = None
+    status_hosts: tuple[str, ...] = ()
 
 
 class Pipeline:
@@ -70,6 +71,8 @@ class Pipeline:
         if plan.status_listen is not None:
             host, port = plan.status_listen
             producer += ["--status-listen", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+        for name in plan.status_hosts:
+            producer += ["--status-hosts", name]
         specs = {
             "queue": queue_command(folder) if own_queue else None,
             "sink": [*python, "sink", str(paths.root), "--listen", sink_address, *local],

@@ -21,7 +21,7 @@ from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths, producer_lock
 from hiddenstream.status_page.look import RunLook
 from producer.resume import ensure_plan
-from producer.settings import PlanFlags
+from producer.settings import PlanFlags, host_name
 
 SERVICE_RESTARTED = "service_restarted"
 _LOGGER = logging.getLogger("hiddenstream.local")
@@ -41,6 +41,13 @@ class RunSettings(PlanFlags):
         None,
         parse=address,
         means="HOST:PORT of the status page; 127.0.0.1:8080 unless given, or a free port where that one is taken",
+    )
+    status_hosts: tuple[str, ...] = setting(
+        (),
+        parse=host_name,
+        is_repeated=True,
+        means="host name by which browsers may ask for the status page, besides addresses, localhost and this machine's"
+        " name; repeatable",
     )
 
 
@@ -118,6 +125,7 @@ def _run_services(paths: RunPaths, record: RunRecord, settings: RunSettings, led
         queue_url=settings.redis,
         token_budget=settings.token_budget,
         status_listen=settings.status_listen,
+        status_hosts=settings.status_hosts,
     )
     display = Display(RunLook(paths, record))
     news = News(display.note)

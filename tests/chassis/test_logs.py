@@ -8,11 +8,9 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
-from hiddenstream.chassis import logs
 from hiddenstream.chassis.logs import as_fields, log, now, start_logging
 
 
@@ -38,22 +36,6 @@ def stream() -> Iterator[io.StringIO]:
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-def test_a_file_gets_every_line_as_well_and_is_begun_anew_in_time(tmp_path, stream, monkeypatch):
-    """Standard output and file have the same lines; past its limit the file is begun anew, and one older is kept."""
-    monkeypatch.setattr(logs, "MOST_FILE_BYTES", 300)
-    file = tmp_path / "logs" / "sink.jsonl"
-    start_logging("tester", stream=stream, file=file)
-    for number in range(9):
-        log(logging.getLogger("sink"), "batch_extracted", {"number": number})
-
-    kept = [
-        json.loads(line)["number"] for name in (".1", "") for line in Path(f"{file}{name}").read_text().splitlines()
-    ]
-    assert list(range(9)) == [line["number"] for line in lines(stream)]
-    assert kept == list(range(9))[-len(kept) :]
-    assert file.stat().st_size <= 300
 
 
 def test_an_event_is_one_json_line_with_its_facts(stream):
