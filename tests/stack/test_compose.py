@@ -80,7 +80,7 @@ def test_everything_comes_up_with_nothing_set(demo):
     def is_healthy(service: str) -> bool:
         return all(demo.inspect(c)["State"]["Health"]["Status"] == "healthy" for c in demo.containers(service))
 
-    wait_until(lambda: all(is_healthy(service) for service in ("redis", *OURS)), 120)
+    wait_until(lambda: all(is_healthy(service) for service in ("redis", "prometheus", *OURS)), 120)
 
     assert [len(demo.containers(service)) for service in SERVICES] == [1, 1, 2, 1, 1]
 
