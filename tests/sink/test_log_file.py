@@ -12,7 +12,7 @@ from hiddenstream.chassis.logs import LOG_FILE_BYTES
 from hiddenstream.contracts.sink_api import run_path
 from hiddenstream.run_directory.paths import RunPaths
 from tests.factories import a_shard
-from tests.sink.harness import a_sink, a_sink_process, ask, event_of, metric, put
+from tests.sink.harness import a_sink, a_sink_process, ask, event_of, metric, put, wait_for
 
 
 def events_in(file):
@@ -28,6 +28,7 @@ def test_log_lines_go_to_standard_output_and_are_appended_to_a_file(paths):
         with a_sink_process(paths, "--log-file", str(file)) as (process, port):
             assert 201 == put(port, shard, a_shard(paths, shard)).status
             assert shard == event_of(process, "shard_committed")["shard"]
+            wait_for(lambda: "shard_committed" == events_in(file)[-1])  # it is killed next
 
     expected = ["run_loaded", "sink_listening", "shard_committed"]
     assert [*expected, *expected] == events_in(file)
@@ -41,7 +42,7 @@ def test_a_file_past_its_limit_becomes_the_former_one(paths, tmp_path):
         full.truncate(LOG_FILE_BYTES)
 
     with a_sink_process(paths, "--log-file", str(file)):
-        pass
+        wait_for(lambda: "sink_listening" in events_in(file))
 
     assert ["run_loaded", "sink_listening"] == events_in(file)
     assert LOG_FILE_BYTES == former.stat().st_size
