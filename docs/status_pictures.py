@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from docs.browser import browser_command
 from hiddenstream.contracts.worker_report import GpuReport
 from hiddenstream.status_page.parts import (
     Amount,
@@ -34,10 +34,6 @@ from hiddenstream.status_page.server import StatusServer
 from hiddenstream.status_page.status import RunStatus
 
 FOLDER = Path(__file__).parent / "pictures"
-CHROMIUM_FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
-)
 _SHARD = Amount(samples=64, tokens=65_536, shards=1, bytes=2_684_682_240)
 _GIB = 1024**3
 
@@ -198,30 +194,10 @@ def take_picture(status: RunStatus, file: Path, *, size: tuple[int, int], is_dar
     scheme = ["--blink-settings=preferredColorScheme=0"] if is_dark else ["--blink-settings=preferredColorScheme=1"]
     try:
         with tempfile.TemporaryDirectory() as profile:
-            subprocess.run(
-                [
-                    _chromium(),
-                    *CHROMIUM_FLAGS,
-                    *scheme,
-                    f"--user-data-dir={profile}",
-                    f"--window-size={size[0]},{size[1]}",
-                    "--virtual-time-budget=3000",
-                    f"--screenshot={file}",
-                    server.url,
-                ],
-                check=True,
-                capture_output=True,
-                timeout=120,
-            )
+            command = [*browser_command(Path(profile), size=size), *scheme, f"--screenshot={file}", server.url]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
     finally:
         server.close()
-
-
-def _chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not found:
-        raise SystemExit("there is no Chromium on PATH")
-    return found
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -20,10 +20,8 @@ GPUS_CLAIMED = "gpus_claimed"
 GPUS_NOT_LISTED = "gpus_not_listed"
 GPU_WAITED_FOR = "gpu_waited_for"
 _RETRY_SECONDS = 1.0
-_SAY_AGAIN_SECONDS = (
-    6.0,
-    30.0,
-)  # a wait that lasts is said again soon, so that `run` tells of it, and then now and then
+# A wait that lasts is said again soon, so that `run` tells of it, and then now and then.
+_SAY_AGAIN_SECONDS = (6.0, 30.0)
 _LOGGER = logging.getLogger("gpu_worker.gpus")
 
 

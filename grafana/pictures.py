@@ -9,7 +9,6 @@ comes back, in something like Grafana's dark theme; they are no proof of what Gr
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,23 +16,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from docs.browser import browser_command
 from grafana.drawing import page_of, size_of
 from grafana.generate import BOARDS, FOLDER
 from grafana.queries import Window
 
-_CHROMIUM_FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--virtual-time-budget=2000",
-    "--force-device-scale-factor=0.76",  # so that a picture stays under 250 KB
-)
+_SCALE = 0.76  # so that a picture stays under 250 KB
 _POINTS = 150
 
 
@@ -60,14 +48,11 @@ def photograph(page: str, size: tuple[int, int], picture: Path) -> None:
     Raises:
         FileNotFoundError: there is no Chromium.
     """
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        raise FileNotFoundError("neither chromium nor google-chrome is on PATH; install one")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "page.html"
         file.write_text(page)
-        command = [chromium, *_CHROMIUM_FLAGS, f"--user-data-dir={scratch}/profile", f"--screenshot={picture}"]
-        command += [f"--window-size={size[0]},{size[1]}", f"file://{file}"]
+        command = browser_command(Path(scratch) / "profile", size=size, milliseconds=2000)
+        command += [f"--force-device-scale-factor={_SCALE}", f"--screenshot={picture}", f"file://{file}"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 

@@ -14,11 +14,10 @@ from hiddenstream.contracts.errors import UsageError
 from hiddenstream.contracts.run import DataSource
 from hiddenstream.model_reference import file_digest
 from producer.arrow_rows import read_arrow, read_parquet
-from producer.json_rows import read_json_lines
+from producer.json_rows import first_bytes, read_json_lines
 from producer.raw_row import RawRow, shown
 
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
-_PARQUET_MAGIC = b"PAR1"
 _BEGINNINGS_OF_DATA = (b"P", b"{", b"\x1f", b"\xef")  # Parquet, JSON Lines, the same gzipped, with a byte order mark
 _ACCEPTED = (
     "JSON Lines (.jsonl, .ndjson, .json, each also .gz), Parquet (.parquet),"
@@ -36,7 +35,7 @@ def read_rows(paths: Sequence[Path]) -> Iterator[RawRow]:
         try:
             if file.suffix == ".arrow":
                 yield from read_arrow(file)
-            elif file.suffix == ".parquet" or (not file.suffix and _first_bytes(file) == _PARQUET_MAGIC):
+            elif _is_parquet(file):
                 yield from read_parquet(file)
             else:
                 yield from read_json_lines(file)
@@ -77,7 +76,7 @@ def _files_of(path: Path) -> list[Path]:
         return _files_of_folder(path)
     if not path.exists():
         raise UsageError(f"--data {path}: there is no such file or folder")
-    if not _is_data_file(path) and (path.suffix or _first_bytes(path)[:1] not in _BEGINNINGS_OF_DATA):
+    if not _is_data_file(path) and (path.suffix or first_bytes(path, 1) not in _BEGINNINGS_OF_DATA):
         raise UsageError(f"--data {path}: unknown kind of file; accepted are {_ACCEPTED}")
     return [path]
 
@@ -109,10 +108,8 @@ def _saved_files(folder: Path) -> list[Path]:
     return [folder / entry["filename"] for entry in state["_data_files"]]
 
 
-def _first_bytes(file: Path) -> bytes:
-    """Return the beginning of a file, which tells its kind where its name does not."""
-    with open(file, "rb") as stream:
-        return stream.read(len(_PARQUET_MAGIC))
+def _is_parquet(file: Path) -> bool:
+    return file.suffix == ".parquet" or (not file.suffix and first_bytes(file, 4) == b"PAR1")
 
 
 def _is_data_file(path: Path) -> bool:

@@ -33,13 +33,14 @@ def read_json_lines(file: Path) -> Iterator[RawRow]:
 
 
 def _opened(file: Path) -> BinaryIO:
-    is_gzipped = file.suffix == ".gz" or (not file.suffix and _first_byte(file) == b"\x1f")
+    is_gzipped = file.suffix == ".gz" or (not file.suffix and first_bytes(file, 1) == b"\x1f")
     return cast(BinaryIO, gzip.open(file, "rb")) if is_gzipped else open(file, "rb")
 
 
-def _first_byte(file: Path) -> bytes:
+def first_bytes(file: Path, count: int) -> bytes:
+    """Return the beginning of a file, which tells its kind where its name does not."""
     with open(file, "rb") as stream:
-        return stream.read(1)
+        return stream.read(count)
 
 
 def _parsed(text: bytes, source: str) -> RawRow:

@@ -8,13 +8,13 @@ The plan and the ledger are the truth; Redis may be emptied or lost at any time,
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import redis
 
+from hiddenstream.chassis.disk import disk_room
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import RecentLines, log, start_logging
 from hiddenstream.chassis.redis_connection import make_client, refuse_unfit_if_reachable, wait_for_redis
@@ -28,7 +28,7 @@ from hiddenstream.status_page.totals import LedgerTotals
 from producer.dispatch import Dispatcher, DispatchLimits, queue_of
 from producer.resume import ensure_plan
 from producer.run_queue import RunQueue
-from producer.settings import PlanFlags, host_name
+from producer.settings import PageFlags
 from producer.watched import Watched
 
 PRODUCER_REFUSED = "producer_refused"
@@ -42,7 +42,7 @@ _LOGGER = logging.getLogger("producer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProduceSettings(PlanFlags):
+class ProduceSettings(PageFlags):
     """Plan a run if that is still to be done, then deliver its shards until every one is stored."""
 
     redis: str = setting(means="URL of the queue: redis://[USER:PASSWORD@]HOST:PORT/DB, rediss:// or unix://PATH")
@@ -63,19 +63,6 @@ class ProduceSettings(PlanFlags):
     )
     metrics_listen: tuple[str, int] = setting(
         ("127.0.0.1", 9101), parse=address, means="HOST:PORT of /metrics and /healthz; port 0 takes a free one"
-    )
-    status_listen: tuple[str, int] | None = setting(
-        None,
-        parse=address,
-        means="HOST:PORT of the status page, which shows ids and log lines to whoever reaches it; 127.0.0.1:8080 unless"
-        " given, or a free port where that one is taken",
-    )
-    status_hosts: tuple[str, ...] = setting(
-        (),
-        parse=host_name,
-        is_repeated=True,
-        means="host names under which the status page may be asked for, besides addresses, localhost and this machine's"
-        " name; others are refused, or a foreign site could read the page through a browser",
     )
     stay: bool = setting(
         False,
@@ -163,8 +150,7 @@ class _Round:
     is_disk_short: bool = False
 
     def has_room(self) -> bool:
-        disk = os.statvfs(self.paths.root)
-        free_bytes = disk.f_bavail * disk.f_frsize
+        free_bytes = disk_room(self.paths.root).free_bytes
         was_short, self.is_disk_short = self.is_disk_short, free_bytes < self.settings.reserve_bytes
         if self.is_disk_short and not was_short:
             facts = {"free_bytes": free_bytes, "reserve_bytes": self.settings.reserve_bytes}

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hiddenstream.chassis.settings import is_on, one_of, setting, short_name, whole_number
+from hiddenstream.chassis.settings import address, is_on, one_of, setting, short_name, whole_number
 from hiddenstream.contracts.run import DTYPES
 from hiddenstream.contracts.taps import PRESETS
 
@@ -83,4 +83,23 @@ class PlanFlags:
     )
     run_name: str | None = setting(
         None, means="name of the run on queue and wire; the folder's name unless given", parse=short_name
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFlags(PlanFlags):
+    """Plan a run and show it. ``produce`` and ``run`` share them."""
+
+    status_listen: tuple[str, int] | None = setting(
+        None,
+        parse=address,
+        means="HOST:PORT of the status page, which shows ids and log lines to whoever reaches it; 127.0.0.1:8080 unless"
+        " given, or a free port where that one is taken",
+    )
+    status_hosts: tuple[str, ...] = setting(
+        (),
+        parse=host_name,
+        is_repeated=True,
+        means="host names under which the status page may be asked for, besides addresses, localhost and this machine's"
+        " name; others are refused, or a foreign site could read the page through a browser",
     )

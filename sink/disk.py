@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hiddenstream.chassis.disk import disk_room
 from sink.refusals import ShardRefused
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -25,13 +25,11 @@ class DiskSpace:
 
     def free_bytes(self) -> int:
         """Return what is free for this process's user, reserve included."""
-        status = os.statvfs(self._folder)
-        return status.f_bavail * status.f_frsize
+        return disk_room(self._folder).free_bytes
 
     def total_bytes(self) -> int:
         """Return the disk's size, less what only the system's administrator may use."""
-        status = os.statvfs(self._folder)
-        return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
+        return disk_room(self._folder).total_bytes
 
     def claims(self) -> int:
         """Return how many uploads hold space now."""

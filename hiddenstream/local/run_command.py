@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import log, start_logging
 from hiddenstream.chassis.redis_connection import make_client, refuse_unfit_if_reachable
-from hiddenstream.chassis.settings import address, device_name, from_process, setting, whole_number
+from hiddenstream.chassis.settings import device_name, from_process, setting, whole_number
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.local.news import News
 from hiddenstream.local.pipeline import LocalPlan, Pipeline
@@ -21,14 +21,14 @@ from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths, producer_lock
 from hiddenstream.status_page.look import RunLook
 from producer.resume import ensure_plan
-from producer.settings import PlanFlags, host_name
+from producer.settings import PageFlags
 
 SERVICE_RESTARTED = "service_restarted"
 _LOGGER = logging.getLogger("hiddenstream.local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings(PlanFlags):
+class RunSettings(PageFlags):
     """Run the whole pipeline on this machine: queue, producer, workers, sink. Run it again to continue."""
 
     workers: int = setting(1, parse=whole_number(least=1, most=64), means="worker processes; one per GPU")
@@ -36,18 +36,6 @@ class RunSettings(PlanFlags):
     redis: str | None = setting(None, means="URL of a Redis to use; one of its own is started unless given")
     recompute: int = setting(
         0, parse=whole_number(least=0), means="samples to recompute with plain transformers at the end, drawn at random"
-    )
-    status_listen: tuple[str, int] | None = setting(
-        None,
-        parse=address,
-        means="HOST:PORT of the status page; 127.0.0.1:8080 unless given, or a free port where that one is taken",
-    )
-    status_hosts: tuple[str, ...] = setting(
-        (),
-        parse=host_name,
-        is_repeated=True,
-        means="host name by which browsers may ask for the status page, besides addresses, localhost and this machine's"
-        " name; repeatable",
     )
 
 

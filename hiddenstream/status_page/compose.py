@@ -58,8 +58,8 @@ def compose(record: RunRecord | None, totals: Totals, seen: Seen, *, now: float)
     Args:
         record: the run's record, or None while it is planned.
     """
-    if record is None:
-        return _planning(seen, now)
+    if record is None or seen.refusal:
+        return _without_run(seen, now)
     planned = Amount(
         samples=record.samples,
         tokens=record.tokens,
@@ -70,8 +70,6 @@ def compose(record: RunRecord | None, totals: Totals, seen: Seen, *, now: float)
     speed = _speed(planned, totals, now)
     disk = _disk(seen.disk, planned, totals, speed)
     live = [worker for worker in seen.workers if worker.state != GONE]
-    if seen.refusal:
-        return _planning(seen, now)
     word, sentence = bottleneck_of(
         live, to_do_shards=to_do_shards - seen.stuck_shards, queue=seen.queue, disk=disk, recent=totals.recent
     )
@@ -107,7 +105,7 @@ def compose(record: RunRecord | None, totals: Totals, seen: Seen, *, now: float)
     )
 
 
-def _planning(seen: Seen, now: float) -> RunStatus:
+def _without_run(seen: Seen, now: float) -> RunStatus:
     return RunStatus(
         time=now,
         version=program_version(),

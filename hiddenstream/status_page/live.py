@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from hiddenstream.status_page.status import RunStatus
-from hiddenstream.status_page.terminal import block, columns_of, one_line
+from hiddenstream.status_page.terminal import block, coloured, columns_of, one_line
 
 _LINE_SECONDS = 60.0
 
@@ -56,7 +56,7 @@ class Live:
     def _draw(self, status: RunStatus, url: str | None) -> None:
         size = self._size()
         plain = block(status, size.columns - 1, url=url)[: max(1, size.lines - 1)]
-        shown = block(status, size.columns - 1, is_coloured=self._is_coloured, url=url)[: len(plain)]
+        shown = coloured(plain, status) if self._is_coloured else plain
         text = self._erased() + "".join(f"{line}\n" for line in shown)
         self._drawn = [columns_of(line) for line in plain]
         self._write(text)

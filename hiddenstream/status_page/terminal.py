@@ -28,7 +28,12 @@ def block(status: RunStatus, width: int, *, is_coloured: bool = False, url: str 
     """
     width = min(width, MOST_COLUMNS)
     lines = [clipped(line, width) for line in _block(status, width, url)]
-    return [_coloured(line, status) for line in lines] if is_coloured else lines
+    return coloured(lines, status) if is_coloured else lines
+
+
+def coloured(lines: list[str], status: RunStatus) -> list[str]:
+    """Return lines of :func:`block` with escape sequences, which take no columns."""
+    return [_coloured(line, status) for line in lines]
 
 
 def one_line(status: RunStatus) -> str:

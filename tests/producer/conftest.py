@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from hiddenstream.model_reference import ModelReference, resolve_model
 from hiddenstream.run_directory.paths import RunPaths
 from producer.plan import make_plan
 from producer.plan_request import PlanRequest
+from tests.conftest import RedisServer
+from tests.pipeline.services import Services
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -123,3 +125,11 @@ def plan_of(request_of: Callable[..., PlanRequest]) -> Callable[..., tuple[RunPa
         return RunPaths(request.run_directory), record
 
     return make
+
+
+@pytest.fixture
+def services(tmp_path: Path, redis_server: RedisServer) -> Iterator[Services]:
+    """Real services of one run, started by the test, and ended after it."""
+    made = Services(tmp_path, redis_server.url)
+    yield made
+    made.end()

@@ -26,13 +26,6 @@ def paths(tmp_path):
     return a_run(tmp_path / "run", SHARDS)
 
 
-@pytest.fixture
-def services(tmp_path, redis_server):
-    made = Services(tmp_path, redis_server.url)
-    yield made
-    made.end()
-
-
 def queued(services):
     """Return the shards that wait on the queue."""
     ids = services.client().lrange(Queue(services.queue(), connection=services.client()).key, 0, -1)

@@ -17,7 +17,6 @@ from producer.metrics import ProducerMetrics
 from producer.worker_board import GONE_SECONDS, WorkerBoard
 from tests.conftest import wait_until
 from tests.factories import a_run, store_shard
-from tests.pipeline.services import Services
 
 QUEUE = "hiddenstream-test-0"
 SHARDS = [[4, 2], [6], [1, 1, 1], [20]]
@@ -31,13 +30,6 @@ def client(redis_server):
 @pytest.fixture
 def paths(tmp_path):
     return a_run(tmp_path / "run", SHARDS)
-
-
-@pytest.fixture
-def services(tmp_path, redis_server):
-    made = Services(tmp_path, redis_server.url)
-    yield made
-    made.end()
 
 
 def report(client, worker, *, queue=QUEUE, data=None, **changed):

@@ -5,17 +5,15 @@ The tests of this file tell one story, in order.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from docs.status_pictures import CHROMIUM_FLAGS
 from tests.conftest import wait_until
+from tests.stack.browser import browse
 from tests.stack.dashboard_queries import wrongly_empty, wrongly_excused
 from tests.stack.images import PYTHON_IMAGE, image_bytes
 from tests.stack.project import Project, get_json
@@ -41,20 +39,6 @@ def demo(images: dict[str, str], checkout: Path) -> Iterator[Project]:
 
 def committed_shards(project: Project) -> int:
     return int(project.status("demo").get("committed_shards", 0))
-
-
-def browse(url: str, picture: Path) -> str:
-    """Load a page in Chromium; save its picture and return its document after its scripts have run."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        if os.environ.get("CI"):
-            pytest.fail("there is no Chromium on PATH")
-        pytest.skip("there is no Chromium on PATH")
-    common = [program, *CHROMIUM_FLAGS, f"--user-data-dir={picture.parent / 'profile'}", "--virtual-time-budget=3000"]
-    for what in (f"--screenshot={picture}", "--dump-dom"):
-        command = [*common, "--window-size=1280,1600", what, url]
-        document = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    return document
 
 
 def prometheus_url(project: Project) -> str:
@@ -195,7 +179,8 @@ def test_the_page_shows_the_end_in_a_browser(demo, tmp_path):
     """Chromium shows that the run is complete, and makes a picture of it."""
     page = demo.published("producer", 8080)
 
-    shown = browse(page, tmp_path / "page.png")
+    browse(tmp_path / "profile", page, f"--screenshot={tmp_path / 'page.png'}", size=(1280, 1600))
+    shown = browse(tmp_path / "profile", page, "--dump-dom", size=(1280, 1600))
 
     assert "complete" in shown.lower()
     assert str(CONVERSATIONS) in shown

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import html
-import os
 import re
-import shutil
 import socket
-import subprocess
 import threading
 from dataclasses import replace
 
 import pytest
 
-from docs.status_pictures import CHROMIUM_FLAGS, made_failures, made_status
+from docs.status_pictures import made_failures, made_status
 from hiddenstream.status_page import server as server_module
 from hiddenstream.status_page.parts import Example, FailureGroup, LogLine
 from hiddenstream.status_page.server import StatusServer
+from tests.stack.browser import browse
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
@@ -24,16 +22,9 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title=
 @pytest.fixture
 def browser(tmp_path):
     """Return what loads a page in Chromium, and gives its DOM after its scripts have run."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        if os.environ.get("CI"):
-            pytest.fail("there is no Chromium on PATH")
-        pytest.skip("there is no Chromium on PATH")
 
-    def dumped(url, *flags, size=(1280, 800), milliseconds=3000):
-        command = [program, *CHROMIUM_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
-        command += [f"--window-size={size[0]},{size[1]}", f"--virtual-time-budget={milliseconds}", "--dump-dom", url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    def dumped(url, *flags, **options):
+        return browse(tmp_path / "profile", url, *flags, "--dump-dom", **options)
 
     return dumped
 
