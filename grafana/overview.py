@@ -16,6 +16,18 @@ BOTTLENECK_COLORS = {
     "none": GREY,
 }
 
+# Each part has a word for nobody who tells of it: a sum of which one part is empty would be empty.
+_FAILURES = " + ".join(
+    f"({part} or vector(0))"
+    for part in (
+        'round(sum(increase(hiddenstream_worker_deliveries_total{outcome="failed"}[$__range])))',
+        "round(sum(increase(hiddenstream_worker_engine_deaths_total[$__range])))",
+        "sum(max by (reason) (last_over_time(hiddenstream_producer_samples_quarantined[$__range])))",
+        # A producer that gave up on stuck shards has ended; one that was started again knows better.
+        "max(hiddenstream_producer_shards_stuck) or max(last_over_time(hiddenstream_producer_shards_stuck[$__range]))",
+    )
+)
+
 _STATS = (
     stat(
         "Done",
@@ -68,11 +80,10 @@ _STATS = (
     ),
     stat(
         "Failures",
-        'round(sum(increase(hiddenstream_worker_deliveries_total{outcome="failed"}[$__range])) '
-        "+ sum(increase(hiddenstream_worker_engine_deaths_total[$__range]))) "
-        "+ sum(hiddenstream_producer_samples_quarantined) + sum(hiddenstream_producer_shards_stuck)",
+        _FAILURES,
         "Deliveries that failed and engines that died in the chosen time, samples in quarantine, and stuck shards. The "
-        "first two mend themselves; the panels below and the status page say which it was.",
+        "first two mend themselves; the panels below and the status page say which it was. Services that are gone "
+        "count with what they said last.",
         width=3,
         thresholds=[(1, ORANGE), (10, RED)],
     ),

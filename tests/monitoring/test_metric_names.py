@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from docs.generate import METRICS, declared_metrics, exposed_name
+from tests.monitoring.made_services import MadeService
 from tests.monitoring.test_rules import RULES
-from tests.stack.dashboard_queries import every_query
+from tests.stack.dashboard_queries import NO_GPU, RIGHTLY_EMPTY, every_query
 
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
 TARGET_LABELS = {"instance", "job"}
@@ -68,3 +69,17 @@ def test_every_series_of_rules_and_dashboards_is_declared():
 def test_mistakes_are_found(expression, expected):
     """An unknown series, a histogram without its suffix, and an unknown label are found."""
     assert expected == mistakes(expression, known_series())
+
+
+def test_a_panel_that_answers_from_the_start_is_not_excused():
+    """Series that are there before anything happened give numbers, so a panel that only shows them must have some."""
+    at_start = {name for service in METRICS for name, _, _ in MadeService(service, "one:9100").samples()}
+    shown = [query for query in every_query() if RIGHTLY_EMPTY.get(query.panel, NO_GPU) != NO_GPU]
+    answering = [
+        query.panel
+        for query in shown
+        if not re.search(r"[<>]", query.expanded) and {name for name, _ in SELECTOR.findall(query.expanded)} <= at_start
+    ]
+
+    assert shown
+    assert [] == answering
