@@ -214,3 +214,22 @@ d.querySelectorAll("details").forEach((one) => one.open = true);
 const isDrawn = d.querySelector(".big").textContent;
 document.title = isDrawn ? frames[0].innerWidth + " " + d.documentElement.scrollWidth : "empty";
 }, 1500);</script>"""
+
+
+class Undrawable:
+    """A status of another shape than the page knows."""
+
+    def to_wire(self):
+        return made_status().to_wire() | {"workers": None}
+
+
+def test_what_cannot_be_drawn_is_said_for_as_long_as_it_lasts(browser):
+    """The page says so at each poll, and never that it is live, though nothing has changed since the last one."""
+    server = StatusServer(Undrawable, listen=("127.0.0.1", 0))
+    try:
+        text = shown(browser(server.url, milliseconds=7000))
+    finally:
+        server.close()
+
+    assert "cannot show that" in text
+    assert "live ·" not in text
