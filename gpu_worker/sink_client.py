@@ -1,4 +1,4 @@
-"""Talking to the sink: asking for the run, asking for a shard, sending one.
+"""Talking to the sink: asking for the run, asking for a shard or run file, sending one.
 
 Every call makes one attempt; what may be tried again is raised as :class:`SinkUnavailable`. A body is only sent
 after the sink's 100 Continue, so a refusal costs no upload. Interface: hiddenstream/contracts/sink_api.py.
@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 import h11
 
+from gpu_worker.sink_wire import encoded, next_response, read_body, send_pieces
 from hiddenstream.contracts.errors import HiddenstreamError, UsageError, WireError
 from hiddenstream.contracts.run import RunRecord
-from hiddenstream.contracts.sink_api import RETRY_STATUSES, run_path, shard_path
+from hiddenstream.contracts.sink_api import MAX_RUN_FILE_BYTES, RETRY_STATUSES, run_file_path, run_path, shard_path
 
 _SUCCESSES = frozenset({200, 201})
 _SILENCE_SECONDS = 120.0  # the sink may fsync a GiB on a slow disk before it answers
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
-_SENT_AT_ONCE = 4 * 1024 * 1024
 
 
 class SinkUnavailable(HiddenstreamError):
@@ -95,11 +95,25 @@ class SinkClient:
 
     def has_shard(self, shard: int) -> bool:
         """Whether the shard is durably stored. Raises like :meth:`fetch_run`."""
-        status, body = self._exchange("HEAD", shard_path(self._run, shard))
+        return self._has(shard_path(self._run, shard))
+
+    def has_file(self, name: str) -> bool:
+        """Whether the run file *name* is durably stored. Raises like :meth:`fetch_run`."""
+        return self._has(run_file_path(self._run, name))
+
+    def fetch_file(self, name: str) -> bytes | None:
+        """Return the run file *name* as it is stored, to be checked, or None where there is none yet.
+
+        Raises like :meth:`fetch_run`.
+        """
+        path = run_file_path(self._run, name)
+        status, body = self._exchange("GET", path, max_answer_bytes=MAX_RUN_FILE_BYTES[name])
         if status == 404:
-            return False
-        _answer(status, body)
-        return True
+            return None
+        if status != 200:
+            _answer(status, body)
+            raise SinkRefused(status, "malformed", f"no answer to a request for {name}")
+        return body
 
     def put_shard(
         self, shard: int, pieces: Sequence[bytes | memoryview], *, on_phase: Callable[[str], None] = lambda _: None
@@ -117,8 +131,22 @@ class SinkClient:
             SinkUnavailable: not reachable, cut off, or short of disk; nothing was stored that counts.
             SinkRefused: the shard is wrong for this run.
         """
+        return self._put(shard_path(self._run, shard), pieces, on_phase)
+
+    def put_file(self, name: str, pieces: Sequence[bytes | memoryview]) -> str:
+        """Send the run file *name* and wait until one is durable, this or an earlier one. As :meth:`put_shard`."""
+        return self._put(run_file_path(self._run, name), pieces, lambda _: None)
+
+    def _has(self, path: str) -> bool:
+        status, body = self._exchange("HEAD", path)
+        if status == 404:
+            return False
+        _answer(status, body)
+        return True
+
+    def _put(self, path: str, pieces: Sequence[bytes | memoryview], on_phase: Callable[[str], None]) -> str:
         on_phase("answer")
-        status, body = self._exchange("PUT", shard_path(self._run, shard), pieces, on_phase)
+        status, body = self._exchange("PUT", path, pieces, on_phase)
         _answer(status, body)
         return "committed" if status == 201 else "duplicate"
 
@@ -128,6 +156,7 @@ class SinkClient:
         path: str,
         pieces: Sequence[bytes | memoryview] = (),
         on_phase: Callable[[str], None] = lambda _: None,
+        max_answer_bytes: int = _MAX_ANSWER_BYTES,
     ) -> tuple[int, bytes]:
         headers = [("Host", self._host_header), ("Connection", "close")]
         if self._token:
@@ -138,20 +167,20 @@ class SinkClient:
         try:
             with self._connected() as connection:
                 wire = h11.Connection(h11.CLIENT)
-                connection.sendall(_sent(wire, h11.Request(method=method, target=path, headers=headers)))
+                connection.sendall(encoded(wire, h11.Request(method=method, target=path, headers=headers)))
                 if method == "PUT":
-                    early = _next_response(wire, connection)
+                    early = next_response(wire, connection)
                     if not isinstance(early, h11.InformationalResponse):
-                        return early.status_code, _body(wire, connection)
+                        return early.status_code, read_body(wire, connection, max_answer_bytes)
                     on_phase("send")
-                    _send_pieces(connection, pieces)
+                    send_pieces(connection, pieces)
                     on_phase("answer")
                 else:
                     wire.send(h11.EndOfMessage())
-                response = _next_response(wire, connection)
+                response = next_response(wire, connection)
                 while isinstance(response, h11.InformationalResponse):
-                    response = _next_response(wire, connection)
-                return response.status_code, _body(wire, connection)
+                    response = next_response(wire, connection)
+                return response.status_code, read_body(wire, connection, max_answer_bytes)
         except (OSError, h11.ProtocolError) as error:
             raise SinkUnavailable(f"sink {self._host_header}: {error}") from error
 
@@ -161,48 +190,6 @@ class SinkClient:
             connection.settimeout(_SILENCE_SECONDS)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield connection
-
-
-def _send_pieces(connection: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
-    """Send the body as it lies in memory; h11 would copy it."""
-    try:
-        for piece in pieces:
-            view = memoryview(piece)
-            for begin in range(0, len(view), _SENT_AT_ONCE):
-                connection.sendall(view[begin : begin + _SENT_AT_ONCE])
-    except (BrokenPipeError, ConnectionResetError):
-        return  # it refused in mid-body; its answer may still be readable
-
-
-def _sent(wire: h11.Connection, event: h11.Request) -> bytes:
-    data = wire.send(event)
-    assert data is not None
-    return data
-
-
-def _next_response(wire: h11.Connection, connection: socket.socket) -> h11.Response | h11.InformationalResponse:
-    while True:
-        event = wire.next_event()
-        if event is h11.NEED_DATA:
-            wire.receive_data(connection.recv(65536))
-        elif isinstance(event, (h11.Response, h11.InformationalResponse)):
-            return event
-        else:
-            raise ConnectionResetError("it closed the connection without an answer")
-
-
-def _body(wire: h11.Connection, connection: socket.socket) -> bytes:
-    body = b""
-    while True:
-        event = wire.next_event()
-        if event is h11.NEED_DATA:
-            wire.receive_data(connection.recv(65536))
-        elif isinstance(event, h11.Data):
-            body += event.data
-            if len(body) > _MAX_ANSWER_BYTES:
-                raise ConnectionResetError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
-        else:
-            return body
 
 
 def _answer(status: int, body: bytes) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class DiskSpace:
             if free - file_bytes < self._reserve_bytes:
                 raise ShardRefused(
                     "disk_full",
-                    f"the shard has {file_bytes} bytes; {free} are free or unclaimed"
+                    f"the upload has {file_bytes} bytes; {free} are free or unclaimed"
                     f" and {self._reserve_bytes} are kept in reserve; free some space",
                 )
             self._claimed_bytes += file_bytes

@@ -1,4 +1,4 @@
-"""The files of a sink: its locked folder of shards on their way in, and the final names they get."""
+"""The files of a sink: its locked folder of files on their way in, and the final names they get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemporaryFile:
-    """A shard on its way in."""
+    """A shard or run file on its way in."""
 
     path: Path
     descriptor: int
@@ -64,9 +64,9 @@ class IncomingFolder:
         return len(leftovers)
 
     @contextmanager
-    def temporary(self, shard: int) -> Iterator[TemporaryFile]:
-        """Open a new file, whose temporary name is gone afterwards, come what may."""
-        path = self._folder / f"{shard:06d}-{next(self._numbers)}.part"
+    def temporary(self, stem: str) -> Iterator[TemporaryFile]:
+        """Open a new file for *stem*, whose temporary name is gone afterwards, come what may."""
+        path = self._folder / f"{stem}-{next(self._numbers)}.part"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             yield TemporaryFile(path=path, descriptor=descriptor)

@@ -8,22 +8,29 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hiddenstream.chassis.logs import log
 from hiddenstream.contracts.errors import HiddenstreamError
+from hiddenstream.contracts.sink_api import RUN_FILES
 from sink.body import Body
 from sink.metrics import SinkMetrics
 from sink.refusals import RETRY_AFTER_SECONDS, ShardRefused, UploadAborted
+from sink.run_files import store_run_file
 from sink.store import Store, store_shard
 
 SHARD_COMMITTED = "shard_committed"
 SHARD_ALREADY_THERE = "shard_already_there"
+RUN_FILE_COMMITTED = "run_file_committed"
+RUN_FILE_ALREADY_THERE = "run_file_already_there"
 SHARD_REFUSED = "shard_refused"
 UPLOAD_ABORTED = "upload_aborted"
 REQUEST_FAILED = "request_failed"
 _LOGGER = logging.getLogger("sink")
-_ROUTE = re.compile(r"/v1/runs/(?P<run>[A-Za-z0-9_-]{1,64})(/shards/(?P<shard>[0-9]{6,18}))?")
+_ROUTE = re.compile(
+    r"/v1/runs/(?P<run>[A-Za-z0-9_-]{1,64})(/shards/(?P<shard>[0-9]{6,18})|/files/(?P<file>[a-z_]{1,32}))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +46,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the client gets."""
+    """What the client gets.
+
+    Attributes:
+        content: the body, as JSON.
+        file: what is sent instead of *content*.
+    """
 
     status: int
     content: Mapping[str, Any]
+    file: Path | None = None
     retry_after_seconds: int | None = None
 
 
@@ -100,15 +113,22 @@ def _route(service: Service, request: Request) -> Answer:
         return Answer(status=200, content={"status": "ok"})
     _check_token(service, request)
     route = _ROUTE.fullmatch(request.target)
-    operation = (request.method, route is not None and route["shard"] is not None)
-    if route is None or operation not in (("GET", False), ("PUT", True), ("HEAD", True)):
+    if route is None or request.method not in _methods(route):
         raise ShardRefused("not_found", f"nothing is at {request.method} {request.target:.100}")
     store = _store_of(service, route["run"])
-    if route["shard"] is None:
-        return _answer_run(service, store)
-    if request.method == "HEAD":
-        return Answer(status=200 if store.run.is_committed(int(route["shard"])) else 404, content={})
-    return _answer_upload(service, store, int(route["shard"]), request)
+    if route["shard"] is not None:
+        return _answer_shard(service, store, int(route["shard"]), request)
+    if route["file"] is not None:
+        return _answer_run_file(store, route["file"], request)
+    return _answer_run(service, store)
+
+
+def _methods(route: re.Match[str]) -> tuple[str, ...]:
+    if route["shard"] is not None:
+        return ("PUT", "HEAD")
+    if route["file"] is not None:
+        return ("PUT", "GET", "HEAD") if route["file"] in RUN_FILES else ()
+    return ("GET",)
 
 
 def _check_token(service: Service, request: Request) -> None:
@@ -143,10 +163,10 @@ def _answer_run(service: Service, store: Store) -> Answer:
     )
 
 
-def _answer_upload(service: Service, store: Store, shard: int, request: Request) -> Answer:
-    if request.body is None:
-        raise ShardRefused("length_required", "a shard is sent with Content-Length, not in chunks")
-    facts = store_shard(store, shard, request.body)
+def _answer_shard(service: Service, store: Store, shard: int, request: Request) -> Answer:
+    if request.method == "HEAD":
+        return Answer(status=200 if store.run.is_committed(shard) else 404, content={})
+    facts = store_shard(store, shard, _body_of(request))
     if facts is None:
         service.metrics.shards_duplicate.inc()
         log(_LOGGER, SHARD_ALREADY_THERE, {"shard": shard, "peer": request.peer})
@@ -154,3 +174,25 @@ def _answer_upload(service: Service, store: Store, shard: int, request: Request)
     service.metrics.count_commit(facts)
     log(_LOGGER, SHARD_COMMITTED, facts)
     return Answer(status=201, content={"status": "committed"})
+
+
+def _answer_run_file(store: Store, name: str, request: Request) -> Answer:
+    file = store.run.paths.run_file(name)
+    if request.method == "PUT":
+        body = _body_of(request)
+        is_new = store_run_file(store, name, body)
+        facts = {"file": name, "file_bytes": body.length_bytes, "peer": request.peer}
+        if not is_new:
+            log(_LOGGER, RUN_FILE_ALREADY_THERE, facts)
+            return Answer(status=200, content={"status": "duplicate"})
+        log(_LOGGER, RUN_FILE_COMMITTED, facts)
+        return Answer(status=201, content={"status": "committed"})
+    if not file.exists():
+        return Answer(status=404, content={"reason": "not_found", "message": f"the run has no {name} yet"})
+    return Answer(status=200, content={}, file=file if request.method == "GET" else None)
+
+
+def _body_of(request: Request) -> Body:
+    if request.body is None:
+        raise ShardRefused("length_required", "a file is sent with Content-Length, not in chunks")
+    return request.body

@@ -51,7 +51,7 @@ def store_shard(store: Store, shard: int, body: Body) -> ShardCommitted | None:
     if body.is_awaited_by_client and store.run.is_committed(shard):
         return None
     started = perf_counter()
-    with store.disk.claim(body.length_bytes), store.incoming.temporary(shard) as temporary:
+    with store.disk.claim(body.length_bytes), store.incoming.temporary(f"{shard:06d}") as temporary:
         admitted = _receive(body, planned, temporary)
         received = perf_counter()
         temporary.sync()

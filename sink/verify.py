@@ -30,7 +30,7 @@ def verify_file(file: Path, planned: PlannedShard) -> AdmittedShard:
         except WireError as error:
             raise ShardRefused("malformed", str(error)) from error
         admitted = admit_header(header, planned, file_bytes=file_bytes)
-        check_tensors(descriptor, admitted, xxh3=_xxh3_from(descriptor, admitted.header_bytes))
+        check_tensors(descriptor, admitted, xxh3=xxh3_from(descriptor, admitted.header_bytes))
     return admitted
 
 
@@ -51,7 +51,8 @@ def check_tensors(descriptor: int, admitted: AdmittedShard, *, xxh3: str) -> Non
             raise ShardRefused("wrong_samples", f"{name} differs from the plan's")
 
 
-def _xxh3_from(descriptor: int, offset: int) -> str:
+def xxh3_from(descriptor: int, offset: int) -> str:
+    """Return the xxh3-128 of an open file's bytes from *offset* on."""
     state = xxhash.xxh3_128()
     while chunk := os.pread(descriptor, _READ_BYTES, offset):
         state.update(chunk)

@@ -18,6 +18,7 @@ from hiddenstream.contracts.run import (
     RunIdentity,
     RunRecord,
 )
+from hiddenstream.contracts.run_file import RawTensor, encode_run_file
 from hiddenstream.contracts.samples import PackedSamples
 from hiddenstream.contracts.shard import ShardMetadata, encode_header, sample_tensors, shard_layout
 from hiddenstream.run_directory.paths import RunPaths
@@ -158,3 +159,9 @@ def store_shard(paths: RunPaths, shard: int, *, content: bytes | None = None, si
     with open(paths.ledger / f"{sink}.jsonl", "ab") as ledger:
         ledger.write(line.to_line())
     return line
+
+
+def a_run_file(paths: RunPaths, name: str, *, value: int = 1) -> tuple[bytes | memoryview, ...]:
+    """Return a run file that the run accepts, in pieces: one tensor of *value*."""
+    tensor = RawTensor(dtype="float32", shape=(2, 3), data=np.full(6, value, "<f4").tobytes())
+    return encode_run_file(name, paths.read_record(), {"weight": tensor}, {"made_by": "test"})

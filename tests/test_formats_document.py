@@ -10,10 +10,11 @@ import msgpack
 import pytest
 
 from hiddenstream.contracts.run import CommitLine, DataSource, PlanSettings, RunIdentity, RunRecord
+from hiddenstream.contracts.run_file import MAX_RUN_FILE_HEADER_BYTES
 from hiddenstream.contracts.shard import MAX_HEADER_BYTES, ShardMetadata
-from hiddenstream.contracts.sink_api import SHARD_REFUSALS
+from hiddenstream.contracts.sink_api import RUN_FILES, SHARD_REFUSALS
 from hiddenstream.run_directory.plan import SAMPLES_SCHEMA
-from tests.contracts.golden import COMMIT_BYTES, HEADER_BYTES, JOB_BYTES, TENSOR_BYTES
+from tests.contracts.golden import COMMIT_BYTES, HEADER_BYTES, JOB_BYTES, RUN_FILE_BYTES, TENSOR_BYTES
 
 TEXT = (Path(__file__).parent.parent / "docs" / "formats.md").read_text()
 
@@ -53,3 +54,15 @@ def test_the_worked_example_is_the_golden_shard():
     assert f"then {len(HEADER_BYTES[8:]) - len(header)} spaces" in example
     assert f"{MAX_HEADER_BYTES:,}" in TEXT
     assert COMMIT_BYTES.decode() in TEXT
+
+
+def test_the_worked_run_file_is_the_golden_one():
+    """The bytes in the document are the bytes that the tests pin."""
+    example = TEXT[TEXT.index("Worked example: `final_norm`") : TEXT.index("## Ledger line")]
+    shown = re.search(r"^0140  ((?:[0-9a-f]{2} *)+)$", example, re.MULTILINE)
+    header = "".join(line.strip() for line in example[example.index("{") : example.index("   (one line")].splitlines())
+
+    assert RUN_FILE_BYTES[320:] == bytes.fromhex(shown[1])
+    assert RUN_FILE_BYTES[8:320].rstrip() == header.encode()
+    assert f"{MAX_RUN_FILE_HEADER_BYTES:,}" in TEXT
+    assert [] == [name for name in RUN_FILES if f"{name}.safetensors" not in TEXT]

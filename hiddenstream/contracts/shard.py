@@ -9,15 +9,12 @@ then the tensors without a gap, widest items first so that each is aligned:
     hidden_states  dtype [T, k, H]  taps in ascending order; a sample is one contiguous slice
     loss_mask      uint8 [M]        one mask per sample, empty where the input had none
 
-Source of the container: the safetensors format, https://huggingface.co/docs/safetensors (little-endian, row-major,
-offsets relative to the end of the header, no holes). A change here must be made in docs/formats.md too.
+The container is contracts/tensor_file.py. A change here must be made in docs/formats.md too.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,36 +23,18 @@ import numpy as np
 
 from hiddenstream.contracts.checked import checked
 from hiddenstream.contracts.errors import WireError
-from hiddenstream.contracts.run import DTYPE_BYTES, Quarantined
+from hiddenstream.contracts.run import Quarantined
 from hiddenstream.contracts.samples import PackedSamples
+from hiddenstream.contracts.tensor_file import (
+    TensorLayout,
+    decode_tensor_header,
+    encode_tensor_header,
+    lay_out,
+    tensor_header_length,
+)
 
-ALIGNMENT = 64
 MAX_HEADER_BYTES = 32 * 1024 * 1024  # 131,072 one-token samples with ids of 200 bytes fit
-_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int64": "I64", "int32": "I32", "uint8": "U8"}
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
-_ITEM_BYTES = {**DTYPE_BYTES, "int64": 8, "int32": 4, "uint8": 1}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorPlace:
-    """One tensor's dtype, shape and bytes, the latter relative to the end of the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLayout:
-    """Where each tensor of a shard lies."""
-
-    tensors: Mapping[str, TensorPlace]
-
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of all tensors together."""
-        return max(place.end for place in self.tensors.values())
+ShardLayout = TensorLayout
 
 
 def shard_layout(*, samples: int, tokens: int, mask_values: int, states: tuple[int, int, str]) -> ShardLayout:
@@ -75,12 +54,7 @@ def shard_layout(*, samples: int, tokens: int, mask_values: int, states: tuple[i
         "hidden_states": (dtype, (tokens, taps, hidden_size)),
         "loss_mask": ("uint8", (mask_values,)),
     }
-    tensors, begin = {}, 0
-    for name, (item, shape) in shapes.items():
-        end = begin + math.prod(shape) * _ITEM_BYTES[item]
-        tensors[name] = TensorPlace(dtype=item, shape=shape, begin=begin, end=end)
-        begin = end
-    return ShardLayout(tensors=tensors)
+    return lay_out(shapes)
 
 
 def sample_tensors(samples: PackedSamples) -> dict[str, bytes]:
@@ -127,35 +101,26 @@ class ShardMetadata:
 
 def encode_header(layout: ShardLayout, metadata: ShardMetadata) -> bytes:
     """Return all bytes of a shard file that come before its tensors."""
-    described: dict[str, Any] = {
-        "__metadata__": {
-            "format_version": str(metadata.format_version),
-            "run": metadata.run,
-            "fingerprint": metadata.fingerprint,
-            "plan_id": metadata.plan_id,
-            "shard": str(metadata.shard),
-            "delivery": metadata.delivery,
-            "digest": metadata.digest,
-            "taps": json.dumps(metadata.taps),
-            "xxh3": metadata.xxh3,
-            "sample_ids": json.dumps(metadata.sample_ids),
-            "quarantined": json.dumps(
-                [{"id": q.id, "reason": q.reason, "detail": q.detail} for q in metadata.quarantined]
-            ),
-            "made_by": json.dumps(dict(metadata.made_by)),
-        }
+    told = {
+        "format_version": str(metadata.format_version),
+        "run": metadata.run,
+        "fingerprint": metadata.fingerprint,
+        "plan_id": metadata.plan_id,
+        "shard": str(metadata.shard),
+        "delivery": metadata.delivery,
+        "digest": metadata.digest,
+        "taps": json.dumps(metadata.taps),
+        "xxh3": metadata.xxh3,
+        "sample_ids": json.dumps(metadata.sample_ids),
+        "quarantined": json.dumps([{"id": q.id, "reason": q.reason, "detail": q.detail} for q in metadata.quarantined]),
+        "made_by": json.dumps(dict(metadata.made_by)),
     }
-    for name, place in layout.tensors.items():
-        described[name] = {
-            "dtype": _CODES[place.dtype],
-            "shape": list(place.shape),
-            "data_offsets": [place.begin, place.end],
-        }
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    if len(text) > MAX_HEADER_BYTES:
-        raise WireError(f"a shard header of {len(text)} bytes is over the limit of {MAX_HEADER_BYTES}; use shorter ids")
-    return struct.pack("<Q", len(text)) + text
+    header = encode_tensor_header(layout, told)
+    if len(header) - 8 > MAX_HEADER_BYTES:
+        raise WireError(
+            f"a shard header of {len(header) - 8} bytes is over the limit of {MAX_HEADER_BYTES}; use shorter ids"
+        )
+    return header
 
 
 def header_length(first_bytes: bytes) -> int:
@@ -167,12 +132,7 @@ def header_length(first_bytes: bytes) -> int:
     Raises:
         WireError: fewer bytes, or a length that no shard has.
     """
-    if len(first_bytes) < 8:
-        raise WireError(f"a shard of {len(first_bytes)} bytes")
-    length = int(struct.unpack("<Q", first_bytes[:8])[0])
-    if not 2 <= length <= MAX_HEADER_BYTES:
-        raise WireError(f"a shard header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
-    return 8 + length
+    return tensor_header_length(first_bytes, what="shard", max_header_bytes=MAX_HEADER_BYTES)
 
 
 def decode_header(header: bytes) -> tuple[ShardLayout, ShardMetadata]:
@@ -186,8 +146,7 @@ def decode_header(header: bytes) -> tuple[ShardLayout, ShardMetadata]:
             do not fit dtype and shape.
     """
     try:
-        described = json.loads(header[8:])
-        told = described.pop("__metadata__")
+        layout, told = decode_tensor_header(header)
         metadata = ShardMetadata(
             format_version=_decimal(told["format_version"]),
             run=told["run"],
@@ -203,31 +162,14 @@ def decode_header(header: bytes) -> tuple[ShardLayout, ShardMetadata]:
             made_by=json.loads(told["made_by"]),
         )
         checked(metadata)
-        places = {name: _decode_place(place) for name, place in described.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WireError(f"shard header is malformed: {error!r}") from error
-    if set(places) != {"sample_rows", "mask_offsets", "input_ids", "hidden_states", "loss_mask"}:
-        raise WireError(f"a shard with the tensors {sorted(places)}")
-    end = 0
-    for place in sorted(places.values(), key=lambda place: (place.begin, place.end)):
-        if place.begin != end:
-            raise WireError(f"tensors of a shard overlap or leave a gap at byte {end}")
-        end = place.end
-    return ShardLayout(tensors=places), metadata
+    if set(layout.tensors) != {"sample_rows", "mask_offsets", "input_ids", "hidden_states", "loss_mask"}:
+        raise WireError(f"a shard with the tensors {sorted(layout.tensors)}")
+    return layout, metadata
 
 
 def _decimal(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{text!r} is not a whole number")
     return int(text)
-
-
-def _decode_place(described: Mapping[str, Any]) -> TensorPlace:
-    dtype = _DTYPES[described["dtype"]]
-    shape = tuple(described["shape"])
-    begin, end = described["data_offsets"]
-    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError(f"shape {shape} or offsets {begin}, {end} are not whole numbers")
-    if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
-        raise ValueError(f"{dtype} {shape} does not take {end - begin} bytes")
-    return TensorPlace(dtype=dtype, shape=shape, begin=begin, end=end)

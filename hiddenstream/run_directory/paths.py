@@ -65,6 +65,10 @@ class RunPaths:
         """The final name of a shard's file."""
         return self.shards / f"{number // SHARDS_PER_FOLDER:03d}" / f"{number:06d}.safetensors"
 
+    def run_file(self, name: str) -> Path:
+        """One of the files that workers make once per run, of ``RUN_FILES`` in contracts/sink_api.py."""
+        return self.root / f"{name}.safetensors"
+
     def is_planned(self) -> bool:
         """Whether the plan is complete."""
         return self.run_json.exists()

@@ -24,11 +24,13 @@ Damage = Literal[
     "tokens_differ",
     "mask_differs",
     "states_all_zero",
+    "run_file_damaged",  # a file that is made once per run does not verify, or is another run's
 ]
 Note = Literal[
     "committed_twice",  # an older ledger line names other bytes: the file was lost or damaged, and made again
     "foreign_file",  # a file under shards/ that no commit names
     "leftover",  # a shard on its way in, or what a dead sink left
+    "run_file_missing",  # `final` is kept, and no final norm is stored beside it
     "unfinished_line",  # a ledger's last line has no newline: being written, or torn
 ]
 DAMAGE: tuple[str, ...] = get_args(Damage)
@@ -70,7 +72,7 @@ class VerifyReport:
         findings: damage and notes, by shard.
         progress: the run's counts, or None where they do not add up.
         to_do: planned ids whose shard is not committed, in the plan's order.
-        read_bytes: bytes of shard files that were read and hashed.
+        read_bytes: bytes of shards and run files that were read and hashed.
         seconds: time that verifying took.
     """
 

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hiddenstream.contracts.errors import RunDirectoryError
+from hiddenstream.contracts.sink_api import RUN_FILES
 from hiddenstream.progress import Progress, progress_of
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths
 from hiddenstream.run_directory.plan import Plan
 from hiddenstream.verify.findings import Finding, VerifyReport
 from hiddenstream.verify.plan_and_ledger import check_ledger, check_plan
+from hiddenstream.verify.run_files import check_run_file
 from hiddenstream.verify.shards import check_shard
 
 FILES_AT_ONCE = 4
@@ -34,6 +36,7 @@ def verify_run(paths: RunPaths) -> VerifyReport:
     committed = [ledger.commits[shard] for shard in sorted(ledger.commits) if shard < plan.shards]
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         checks = list(pool.map(lambda commit: check_shard(paths, record, plan, commit), committed))
+    checks += [check_run_file(paths, record, name, is_due=bool(committed)) for name in RUN_FILES]
     findings += [finding for check in checks for finding in check.findings]
     foreign = set(stored) - {paths.shard(commit.shard) for commit in committed}
     findings += [Finding(kind="foreign_file", message=f"{file}: no commit names it") for file in sorted(foreign)]

@@ -9,6 +9,7 @@ import xxhash
 
 from hiddenstream.contracts.job import ExtractionJob
 from hiddenstream.contracts.run import CommitLine, Quarantined
+from hiddenstream.contracts.run_file import RawTensor
 from hiddenstream.contracts.samples import PackedSamples
 from hiddenstream.contracts.shard import ShardMetadata, encode_header, sample_tensors, shard_layout
 
@@ -88,3 +89,20 @@ def a_shard_file(states: bytes = TENSOR_BYTES[68:80]) -> bytes:
     tensors = {**sample_tensors(SAMPLES), "hidden_states": states}
     body = b"".join(tensors[name] for name in LAYOUT.tensors)
     return encode_header(LAYOUT, replace(METADATA, xxh3=xxhash.xxh3_128_hexdigest(body))) + body
+
+
+RUN_FILE_TENSORS = {
+    "weight": RawTensor(dtype="bfloat16", shape=(3,), data=bytes.fromhex("803f00404040")),
+    "bias": RawTensor(dtype="float32", shape=(2,), data=bytes.fromhex("0000003f00000040")),
+}
+RUN_FILE_FACTS = {"class": "é"}
+RUN_FILE_BYTES = (
+    b"\x38\x01\x00\x00\x00\x00\x00\x00"
+    + (
+        b'{"__metadata__":{"format_version":"1","file":"final_norm","run":"r","fingerprint":"6917a092f494a504",'
+        b'"xxh3":"0c4424dc2a716f26c0c125601e5187f9","class":"\\u00e9"},'
+        b'"bias":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+        b'"weight":{"dtype":"BF16","shape":[3],"data_offsets":[8,14]}}'
+    ).ljust(312)
+    + bytes.fromhex("0000003f00000040803f00404040")
+)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hiddenstream.contracts.errors import WireError
 from hiddenstream.contracts.run import Quarantined
 from hiddenstream.contracts.shard import (
-    ALIGNMENT,
     MAX_HEADER_BYTES,
     decode_header,
     encode_header,
@@ -25,6 +24,7 @@ from hiddenstream.contracts.shard import (
     sample_tensors,
     shard_layout,
 )
+from hiddenstream.contracts.tensor_file import ALIGNMENT
 from tests.contracts.golden import HEADER_BYTES, LAYOUT, METADATA, SAMPLES, TENSOR_BYTES, a_shard_file
 from tests.contracts.strategies import TEXT, damaged, packed_samples
 
