@@ -1,7 +1,8 @@
 """Loading what is needed of a model, and refusing what cannot be right.
 
-The backbone is built whole from its configuration, then cut behind the last tap *before* the weights are read, so
-depth-dependent families stay as they are and nothing above the last tap is read from disk or held in memory.
+The model is built whole from its configuration, then cut *before* the weights are read (backbone.py), so
+depth-dependent families stay as they are, and nothing above the last tap, no head and no tower is read from disk or
+held in memory. What was read is checked (checkpoint.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import torch
 import transformers
 from torch import nn
 
+from gpu_worker.backbone import Cut, cut_class, model_class, text_backbone
 from gpu_worker.canary import refuse_unfit_taps
+from gpu_worker.checkpoint import (
+    refuse_missing,
+    refuse_other_dtypes,
+    refuse_quantized_config,
+    refuse_quantized_weights,
+    refuse_unexpected,
+    refuse_zero_blocks,
+)
 from hiddenstream.chassis.logs import log
 from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.run import RunRecord
@@ -33,20 +43,22 @@ class LoadedModel:
     """A backbone ready to run.
 
     Attributes:
-        backbone: the base model, in eval mode, on its device; no lm_head.
+        backbone: the text backbone, in eval mode, on its device; no lm_head.
         blocks: its decoder blocks, from 0 to the last tap.
         device: where token ids go in and states are gathered; the rest of it may lie on other GPUs.
         load_seconds: reading weights.
         warm_seconds: first forward passes.
         gate: what gpu_worker/canary.py said: ``passed``, or ``not_run`` where it had nothing to compare.
+        attention: the attention implementation that transformers chose; none is asked for.
     """
 
-    backbone: nn.Module
+    backbone: Any
     blocks: nn.ModuleList
     device: torch.device
     load_seconds: float
     warm_seconds: float
     gate: str
+    attention: str
 
 
 def choose_device(name: str) -> torch.device:
@@ -100,12 +112,14 @@ def load_model(record: RunRecord, model: str, device: torch.device, *, gpus: int
         load_seconds=loaded - started,
         warm_seconds=time.monotonic() - loaded,
         gate=gate,
+        attention=str(getattr(backbone.config, "_attn_implementation", None)),
     )
     facts = {
         "model": model,
         "device": str(device),
         "devices": sorted({str(p.device) for p in backbone.parameters()}),
         "dtype": record.identity.compute_dtype,
+        "attention": result.attention,
         "blocks": len(blocks),
         "blocks_of_model": record.num_blocks,
         "weight_bytes": sum(p.numel() * p.element_size() for p in backbone.parameters()),
@@ -127,11 +141,11 @@ def _placement(device: torch.device, gpus: int) -> dict[str, Any]:
     return {"device_map": "balanced", "max_memory": most_bytes}  # "cpu" is not in it: nothing is offloaded to it
 
 
-def _refuse_offloading(backbone: nn.Module, model: str) -> None:
+def _refuse_offloading(whole: nn.Module) -> None:
     """Refuse a model that does not fit: accelerate would fetch blocks from disk at every batch."""
-    places = {str(place) for place in getattr(backbone, "hf_device_map", {}).values()}
+    places = {str(place) for place in getattr(whole, "hf_device_map", {}).values()}
     if places & {"cpu", "disk", "meta"}:
-        raise ModelError(f"--model {model}: it does not fit on the GPUs of this worker; give it more with --gpus")
+        raise ModelError("it does not fit on the GPUs of this worker; give it more with --gpus")
 
 
 def _input_device(backbone: Any) -> torch.device:
@@ -140,69 +154,28 @@ def _input_device(backbone: Any) -> torch.device:
     return device
 
 
-def _load(record: RunRecord, model: str, placement: dict[str, Any], *, keep: int) -> tuple[nn.Module, nn.ModuleList]:
+def _load(record: RunRecord, model: str, placement: dict[str, Any], *, keep: int) -> tuple[Any, nn.ModuleList]:
+    """Return the text backbone with its first *keep* blocks, and these; every refusal names the model."""
+    try:
+        return _load_checked(record, model, placement, keep=keep)
+    except (OSError, ValueError, RuntimeError, ModelError) as error:
+        raise ModelError(f"--model {model}: {error}") from error
+
+
+def _load_checked(record: RunRecord, model: str, placement: dict[str, Any], *, keep: int) -> tuple[Any, nn.ModuleList]:
     dtype = TORCH_DTYPES[record.identity.compute_dtype]
     config = transformers.AutoConfig.from_pretrained(model, revision=record.revision)
-    try:
-        family = transformers.AutoModel._model_mapping[type(config.get_text_config())]
-    except KeyError as error:
-        raise ModelError(f"--model {model}: transformers has no text backbone for {type(config).__name__}") from error
-    found: list[nn.ModuleList] = []
-    try:
-        backbone, report = _cut_class(family, keep, found).from_pretrained(
-            model,
-            revision=record.revision,
-            config=config.get_text_config(),
-            dtype=dtype,
-            **placement,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"--model {model}: {error}") from error
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise ModelError(
-            f"--model {model}: its files lack {len(missing)} weights that its configuration names, for example"
-            f" {missing[0]}; they would be random numbers"
-        )
+    refuse_quantized_config(config)
+    cuts: list[Cut] = []
+    whole, report = cut_class(model_class(config), keep, cuts).from_pretrained(
+        model, revision=record.revision, config=config, dtype=dtype, **placement, output_loading_info=True
+    )
+    refuse_quantized_weights(model, record.revision)
+    refuse_missing(report)
+    refuse_unexpected(report, whole, cuts[-1])
+    refuse_other_dtypes(whole, dtype, cuts[-1])
     if placement["device_map"] == "balanced":
-        _refuse_offloading(backbone, model)
-    backbone.eval().requires_grad_(False)
-    embedding = backbone.get_input_embeddings().weight
-    if embedding.dtype != dtype:
-        raise ModelError(f"--model {model}: asked for {dtype}, its embedding came as {embedding.dtype}")
-    return backbone, found[-1]
-
-
-def _cut_class(family: type[Any], keep: int, found: list[nn.ModuleList]) -> type[Any]:
-    """Return *family* with an ``__init__`` that drops the blocks from *keep* on, so their weights are never read.
-
-    The blocks that remain are appended to *found*.
-    """
-
-    def __init__(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
-        family.__init__(self, config, *arguments, **named)
-        blocks = find_blocks(self, config.num_hidden_layers)
-        del blocks[keep:]
-        found.append(blocks)
-
-    return type(family.__name__, (family,), {"__init__": __init__, "__module__": family.__module__})
-
-
-def find_blocks(backbone: nn.Module, count: int) -> nn.ModuleList:
-    """Return the one list of *count* decoder blocks in a text backbone.
-
-    Raises:
-        ModelError: there is none, or more than one.
-    """
-    lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    lists = [m for m in lists if not any(m is not other and _holds(other, m) for other in lists)]
-    if len(lists) != 1:
-        raise ModelError(
-            f"{type(backbone).__name__} has {len(lists)} lists of {count} blocks; exactly one was expected"
-        )
-    return lists[0]
-
-
-def _holds(outer: nn.Module, inner: nn.Module) -> bool:
-    return any(module is inner for module in outer.modules())
+        _refuse_offloading(whole)
+    backbone = text_backbone(whole).eval().requires_grad_(False)
+    refuse_zero_blocks(backbone, cuts[-1].blocks)
+    return backbone, cuts[-1].blocks

@@ -98,18 +98,29 @@ def recompute_samples(run_directory: Path, count: int, model: str | None, seed: 
 
 
 def load_plain(name: str, revision: str | None, dtype: str) -> Any:
-    """Load the whole causal model as anybody would."""
+    """Load the whole model as anybody would: its causal language model, or the multimodal one that it is.
+
+    Raises:
+        ModelError: it does not load, or its files lack weights.
+    """
     transformers.utils.logging.disable_progress_bar()
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            name,
-            revision=revision,
-            dtype=getattr(torch, dtype),
-            device_map="cuda" if torch.cuda.is_available() else None,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"--model {name}: {error}") from error
-    return model.eval()
+    faults = []
+    for auto_class in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+        try:
+            model, report = auto_class.from_pretrained(
+                name,
+                revision=revision,
+                dtype=getattr(torch, dtype),
+                device_map="cuda" if torch.cuda.is_available() else None,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            faults.append(str(error))
+            continue
+        if not report["missing_keys"]:
+            return model.eval()
+        faults.append(f"its files lack weights, for example {min(report['missing_keys'])}")
+    raise ModelError(f"--model {name}: {faults[0]}")
 
 
 def compare(plain: Any, sample: Sample) -> list[tuple[str, float, float]]:
@@ -173,7 +184,11 @@ def _keeps_output(seen: dict[str, Any], name: str) -> Any:
 
 
 def _blocks_of(plain: Any, count: int) -> Any:
-    for module in plain.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return module
-    raise ModelError(f"{type(plain).__name__} has no list of {count} blocks")
+    """Return the blocks of the text decoder; the first list of *count* in the whole model may be a vision tower's."""
+    decoder = plain
+    while isinstance(inner := decoder.get_decoder(), transformers.PreTrainedModel) and inner is not decoder:
+        decoder = inner
+    lists = [m for m in decoder.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise ModelError(f"{type(plain).__name__} has no list of {count} blocks")
+    return lists[0]

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from gpu_worker.model import choose_device, find_blocks
+from gpu_worker.backbone import find_blocks
+from gpu_worker.model import choose_device
 from gpu_worker.recompute import load_plain, plain_states
 from hiddenstream.contracts.errors import ModelError
 from tests.gpu_worker.made import EVERY_TAP, a_planned_run, forward_of, loaded, token_rows
