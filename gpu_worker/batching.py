@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 
-def padded_batch(rows: list[npt.NDArray[np.int32]], device: torch.device) -> Tensor:
+def padded_batch(rows: list[npt.NDArray[np.int32]], device: torch.device, *, filling: int | None = None) -> Tensor:
     """Return token ids int64 [B, T], right-padded to the longest row.
 
     Nothing reads what padding yields, but it must be finite: kernels multiply what they mask by zero. So a row is
-    padded with its own last token, and not with one whose embedding may hold anything.
+    padded with its own last token, and not with one whose embedding may hold anything; unless *filling* names one.
     """
     ids_BT = np.empty((len(rows), max(row.size for row in rows)), np.int64)
     for place, row in enumerate(rows):
         ids_BT[place, : row.size] = row
-        ids_BT[place, row.size :] = row[-1]
+        ids_BT[place, row.size :] = row[-1] if filling is None else filling
     return torch.from_numpy(ids_BT).to(device, non_blocking=True)
 
 

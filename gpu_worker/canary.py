@@ -1,82 +1,228 @@
-"""Refusing at start what would be stored wrongly: taps of another shape, and models whose samples see their mates.
+"""Which way of batching gives this loaded model the states that plain transformers gives: found out, never assumed.
 
-Theory: right padding is exact only where no token sees a later one. A model that looks both ways, that carries state
-from one row to another, or whose rotary embedding depends on the longest row (longrope) gives a sample other states
-beside a long one than alone. So a short sample is run alone and beside one as long as the run's samples may be, which
-also warms the device up on a batch of the real size. Compared is the shallowest block: there bfloat16 rounds by about
-2e-3 (measured on an H200, 64 blocks), while at the deepest it can reach 5e-2.
+    packed ─▶ padded ─▶ equal lengths ─▶ one at a time on a fresh state ─▶ refused
+
+Packing leaks between samples in many families, depending on configuration and not on the family's name; padding is
+wrong where positions depend on the longest row or a model keeps something between batches. So at every start each way,
+from the fastest on, is tried on the loaded weights (gpu_worker/canary_batches.py says with which samples) until one
+passes:
+
+- block by block, the same input gives the same output in this way and alone (gpu_worker/block_check.py);
+- replacing a sample's mates changes it by not one bit (gpu_worker/swap_check.py).
+
+Before that, taps must be what they are named: the numbering is compared with transformers' own ``hidden_states``.
+A third test, states that earlier workers of the run stored, is in gpu_worker/reference.py.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gpu_worker.batching import padded_batch
+from gpu_worker.block_check import TOLERANCES, BlockFigures, Subject, compare_blocks
+from gpu_worker.canary_batches import canary_batches, lengths_that_matter
+from gpu_worker.fresh_state import FreshState
+from gpu_worker.packed_attention import AttentionSwitch
+from gpu_worker.packing import PackingUnsupported
+from gpu_worker.swap_check import swap_mates
+from gpu_worker.tap_names import misnamed_tap
 from gpu_worker.taps import captured_taps
+from gpu_worker.ways import WAYS, BatchRunner, TokenRows
 from hiddenstream.chassis.logs import log
 from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.run import RunIdentity
 from hiddenstream.contracts.taps import EMBEDDING
 
 CANARY_NOT_FINITE = "canary_not_finite"
+WAY_REFUSED = "way_refused"
+WAY_CHOSEN = "way_chosen"
+_CPU_SWAP_SLOTS = 512  # on a CPU, where the second test costs more than a shard may, it is run on smaller batches alone
 _LOGGER = logging.getLogger("gpu_worker.canary")
-_SHORT = 33  # tokens of the shorter sample at most: enough that positions matter, and a mate is longer
-# Relative L2, by compute dtype. float32 rounds by 1e-6; a mate that is seen makes 1e-3 and more.
-_TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
 
 
 class GateRefused(ModelError):
     """A model whose states would be stored wrongly."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What the canary decided.
+
+    Attributes:
+        verdict: ``passed``, or ``not_run`` where there was nothing finite to compare.
+        way: the way of batching that passed.
+        differences: largest difference by test: ``blocks`` and ``swap``.
+        refused: why each faster way was not taken.
+        runner: runs batches in that way.
+        seconds: how long it took.
+    """
+
+    verdict: str
+    way: str
+    differences: Mapping[str, float]
+    refused: Mapping[str, str]
+    runner: BatchRunner
+    seconds: float = 0.0
+    is_bitwise: bool = field(default=True)
+
+
+def ways_for(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the ways worth trying; packing pays where variable-length attention runs, on CUDA in half precision."""
+    return WAYS if device.type == "cuda" and dtype != torch.float32 else WAYS[1:]
+
+
 @torch.inference_mode()
-def refuse_unfit_taps(
-    backbone: nn.Module, blocks: nn.ModuleList, identity: RunIdentity, *, device: torch.device, longest_tokens: int
-) -> str:
-    """Run a short sample alone and beside a longer one, and refuse a model that cannot be stored as it is.
+def choose_way(
+    backbone: nn.Module,
+    blocks: nn.ModuleList,
+    identity: RunIdentity,
+    *,
+    device: torch.device,
+    longest_tokens: int,
+    token_budget: int,
+    ways: tuple[str, ...] | None = None,
+) -> Gate:
+    """Find the fastest way of batching that is right for a loaded model.
 
     Args:
-        longest_tokens: tokens of the longest sample that can have a batch mate.
-
-    Returns:
-        ``passed``, or ``not_run`` where there was nothing finite to compare.
+        longest_tokens: tokens of the plan's longest sample.
+        token_budget: token slots of a batch.
+        ways: to try, in order; those of :func:`ways_for` unless given.
 
     Raises:
-        GateRefused: a tap is never reached or has another shape, or the short sample's states differ.
+        GateRefused: a tap is never reached, has another shape or another block's states; or no way is right.
         IndexError: what a backbone raises that counts its blocks by its configuration and finds some missing.
     """
-    embedding: Any = backbone.get_input_embeddings()  # type: ignore[operator]
-    mate = np.arange(max(2, longest_tokens), dtype=np.int32) % embedding.weight.shape[0]
-    short = mate[::-1][: min(_SHORT, mate.size // 2)].copy()
-    alone = _run(backbone, blocks, identity, padded_batch([short], device))
-    beside = _run(backbone, blocks, identity, padded_batch([short, mate], device))
-    tap = next((tap for tap in identity.taps if tap != EMBEDDING), identity.taps[0])
-    expected, found = alone[tap][0].float(), beside[tap][0, : short.size].float()
-    if not bool(torch.isfinite(expected).all()):
-        log(_LOGGER, CANARY_NOT_FINITE, {"tap": tap}, level=logging.WARNING)
-        return "not_run"  # nothing to compare; samples of such tokens are judged one by one
-    difference = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
-    if not difference <= _TOLERANCES[identity.compute_dtype]:
-        raise GateRefused(
-            f"{type(backbone).__name__}: {tap} of a sample changes by {difference:.1e} (relative L2) when one of"
-            f" {mate.size} tokens is in its batch; it is no causal model, or its positions depend on the longest sample"
-            " (then a smaller --max-length helps)"
+    started = time.monotonic()
+    dtype: torch.dtype = getattr(torch, identity.compute_dtype)
+    fresh = FreshState(backbone)
+    subject = Subject(
+        backbone=backbone,
+        blocks=blocks,
+        device=device,
+        dtype=dtype,
+        fresh=fresh,
+        fresh_blocks=[FreshState(block) for block in blocks],
+        attention=AttentionSwitch(backbone),
+    )
+    vocabulary = vocabulary_rows(backbone)
+    if not _has_finite_states(subject, identity, vocabulary):
+        log(_LOGGER, CANARY_NOT_FINITE, {"taps": identity.taps}, level=logging.WARNING)
+        runner = BatchRunner(backbone, device, "padded", fresh)
+        return Gate(verdict="not_run", way="padded", differences={}, refused={}, runner=runner)
+    lengths = lengths_that_matter(_settings_of(backbone), longest_tokens)
+    refused: dict[str, str] = {}
+    for way in ways or ways_for(device, dtype):
+        runner = BatchRunner(backbone, device, way, fresh)
+        batches = canary_batches(
+            runner, lengths, token_budget=token_budget, vocabulary=vocabulary, is_filled=device.type == "cuda"
         )
-    return "passed"
+        try:
+            differences, is_bitwise, reason = _judge(subject, runner, batches, identity.taps)
+        except (PackingUnsupported, TypeError, ValueError, NotImplementedError) as error:
+            if way != "packed":
+                raise
+            refused[way] = str(error)
+        except RuntimeError as error:  # a kernel that does not take this shape
+            if way != "packed" or isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+                raise
+            refused[way] = str(error).splitlines()[0]
+        else:
+            if not reason:
+                gate = Gate(
+                    verdict="passed",
+                    way=way,
+                    differences=differences,
+                    refused=refused,
+                    runner=runner,
+                    seconds=time.monotonic() - started,
+                    is_bitwise=is_bitwise,
+                )
+                _log_choice(gate)
+                return gate
+            refused[way] = reason
+        subject.attention.set_own()
+        log(_LOGGER, WAY_REFUSED, {"way": way, "message": refused[way]}, level=logging.WARNING)
+    raise GateRefused(
+        f"{type(backbone).__name__}: no way of batching gives what it computes for a sample alone; "
+        + "; ".join(f"{way}: {reason}" for way, reason in refused.items())
+    )
 
 
-def _run(backbone: nn.Module, blocks: nn.ModuleList, identity: RunIdentity, ids_BT: Tensor) -> dict[str, Tensor]:
-    with captured_taps(blocks, identity.taps) as captured:
-        backbone(input_ids=ids_BT, use_cache=False)
+def vocabulary_rows(backbone: nn.Module) -> int:
+    """Return how many token ids a backbone's embedding knows."""
+    embedding: Any = backbone.get_input_embeddings()  # type: ignore[operator]
+    return int(embedding.weight.shape[0])
+
+
+def _settings_of(backbone: nn.Module) -> Mapping[str, Any]:
+    config: Any = backbone.config
+    settings: Mapping[str, Any] = config.get_text_config().to_dict()
+    return settings
+
+
+def _judge(
+    subject: Subject, runner: BatchRunner, batches: list[TokenRows], taps: tuple[str, ...]
+) -> tuple[dict[str, float], bool, str]:
+    """Return the differences, whether mates changed not one bit, and what is wrong, or ""."""
+    blocks: BlockFigures = compare_blocks(subject, runner, batches)
+    differences, is_bitwise = {"blocks": blocks.difference}, True
+    if blocks.fault:
+        return differences, False, blocks.fault
+    for rows in batches:
+        slots = runner.token_slots([row.size for row in rows])
+        if len(rows) > 1 and (subject.device.type == "cuda" or slots <= _CPU_SWAP_SLOTS):
+            found = swap_mates(subject, runner, rows, taps)
+            differences["swap"] = max(differences.get("swap", 0.0), found.difference)
+            is_bitwise &= found.is_bitwise
+    if not differences.get("swap", 0.0) <= TOLERANCES[subject.dtype]:
+        return (
+            differences,
+            False,
+            f"other batch mates change a sample's states (by {differences['swap']:.1e}, relative)",
+        )
+    return differences, is_bitwise, ""
+
+
+def _log_choice(gate: Gate) -> None:
+    facts = {
+        "way": gate.way,
+        "differences": {test: float(f"{difference:.2e}") for test, difference in gate.differences.items()},
+        "is_bitwise": gate.is_bitwise,
+        "seconds": round(gate.seconds, 3),
+        "refused": dict(gate.refused),
+    }
+    log(_LOGGER, WAY_CHOSEN, facts)
+
+
+def _has_finite_states(subject: Subject, identity: RunIdentity, vocabulary: int) -> bool:
+    """Run one sample alone; refuse taps of another shape or name; return whether there are states to compare."""
+    row = np.random.default_rng(2).integers(0, vocabulary, 9).astype(np.int32)
+    ids_BT = padded_batch([row], subject.device)
+    try:
+        with captured_taps(subject.blocks, tuple({EMBEDDING: 0, **dict.fromkeys(identity.taps)})) as captured:
+            output = subject.backbone(input_ids=ids_BT, use_cache=False, output_hidden_states=True)
+    except ModelError as error:
+        raise GateRefused(f"{type(subject.backbone).__name__}: {error}") from error
+    subject.fresh.restore()
+    name = type(subject.backbone).__name__
     for tap in identity.taps:
         if tap not in captured:
-            raise GateRefused(f"{tap} was never reached in a forward pass of {type(backbone).__name__}")
+            raise GateRefused(f"{tap} was never reached in a forward pass of {name}")
         expected = (*ids_BT.shape, identity.hidden_size)
         if tuple(captured[tap].shape) != expected:
             raise GateRefused(f"{tap} has shape {tuple(captured[tap].shape)}; expected {expected}")
-    return captured
+    if not all(bool(torch.isfinite(captured[tap]).any()) for tap in identity.taps):
+        return False
+    mistake = misnamed_tap(captured, getattr(output, "hidden_states", None))
+    if mistake:
+        raise GateRefused(f"{name}: {mistake}")
+    return True

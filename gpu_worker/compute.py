@@ -17,9 +17,9 @@ from torch import Tensor
 from gpu_worker.buffers import HostBuffer
 from gpu_worker.forward import BatchStates, ForwardPass, fault_of
 from gpu_worker.model import TORCH_DTYPES
-from hiddenstream.contracts.batches import cut_batches
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.job import ExtractionJob
-from hiddenstream.contracts.run import Quarantined, RunIdentity
+from hiddenstream.contracts.run import RunIdentity
 
 
 @dataclass(slots=True)
@@ -82,8 +82,7 @@ class ShardComputer:
             first_rows=samples.token_offsets[:-1].tolist(),
         )
         budget = min(job.token_budget, self._token_budget or job.token_budget)
-        lengths = (min(row.size, budget) for row in work.token_rows)  # one that is longer than our budget runs alone
-        for batch in cut_batches(lengths, max_token_slots=budget):
+        for batch in self._forward.cut([row.size for row in work.token_rows], max_token_slots=budget):
             self._run(work, list(batch), job)
         return work
 
@@ -102,7 +101,7 @@ class ShardComputer:
         faults = self._faults(work, places, states)
         _sum_squares(work, places, states, faults)
         work.check_seconds += time.monotonic() - checking
-        self._on_batch(sum(lengths), len(lengths) * max(lengths))
+        self._on_batch(sum(lengths), states.token_slots)
         for place, (reason, detail) in faults.items():
             if len(places) > 1:
                 self._run(work, [place], job)
@@ -117,7 +116,7 @@ class ShardComputer:
             message = str(error).splitlines()[0]
         else:
             work.batches += 1
-            work.token_slots += len(places) * max(work.token_rows[place].size for place in places)
+            work.token_slots += states.token_slots
             work.forward_seconds += states.forward_seconds
             return states
         work.out_of_memory_splits += 1  # outside the handler: the exception would keep the batch's memory

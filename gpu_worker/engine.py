@@ -20,6 +20,7 @@ import transformers
 from gpu_worker.buffers import HostBuffers
 from gpu_worker.canary import GateRefused
 from gpu_worker.compute import ShardComputer
+from gpu_worker.exact_float32 import make_float32_exact
 from gpu_worker.extract import Extraction
 from gpu_worker.facts import BatchDone, ModelReady
 from gpu_worker.forward import ForwardPass
@@ -65,6 +66,7 @@ def main() -> int:
                 f"torch finds no CUDA, though {', '.join(orders.claimed)} was claimed; this worker runs on the CPU"
             )
             log(_LOGGER, CUDA_NOT_FOUND, {"message": message, "torch": torch.__version__}, level=logging.WARNING)
+        make_float32_exact(record.identity.compute_dtype)
         model = load_model(record, orders.model, device, gpus=orders.gpus)
         extraction = _prepare(orders, record, model, reporter, stop)
     except HiddenstreamError as error:
@@ -149,7 +151,7 @@ def _ready(model: LoadedModel) -> ModelReady:
         torch=torch.__version__,
         load_seconds=model.load_seconds,
         warm_seconds=model.warm_seconds,
-        gate=model.gate,
+        gate=model.gate.verdict,
     )
 
 
@@ -168,7 +170,7 @@ def _made_by(orders: EngineOrders, model: LoadedModel) -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "attention": str(getattr(model.backbone.config, "_attn_implementation", "unknown")),
-        "way": "padded",
+        "way": model.gate.way,
         "model_load_seconds": round(model.load_seconds, 3),
         "model_warm_seconds": round(model.warm_seconds, 3),
     }

@@ -6,6 +6,7 @@ Shape letters: B rows, T token slots, N real tokens, K taps, D model width.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_worker.batching import padded_batch, real_slots
 from gpu_worker.model import LoadedModel
 from gpu_worker.taps import captured_taps
 
@@ -26,12 +26,14 @@ class BatchStates:
         hidden_NKD: states in the stored dtype, on the device.
         largest_NK: largest magnitude of each token and tap, float32, on the host; NaN where one is NaN.
         norms_NK: Euclidean length of each token's state of each tap, float32, on the host.
+        token_slots: slots of the batch, padding included.
         forward_seconds: time until the device was done.
     """
 
     hidden_NKD: Tensor
     largest_NK: Tensor
     norms_NK: Tensor
+    token_slots: int
     forward_seconds: float
 
 
@@ -43,9 +45,17 @@ class ForwardPass:
         self._taps = taps
         self._stored_dtype = stored_dtype
 
+    def with_taps(self, taps: tuple[str, ...]) -> ForwardPass:
+        """Return a pass that keeps other taps."""
+        return ForwardPass(self._model, taps, self._stored_dtype)
+
+    def cut(self, lengths: list[int], *, max_token_slots: int) -> Iterator[range]:
+        """Group samples, in order, into batches; see :meth:`gpu_worker.ways.BatchRunner.cut`."""
+        return self._model.gate.runner.cut(lengths, max_token_slots=max_token_slots)
+
     @torch.inference_mode()
     def run(self, rows: list[npt.NDArray[np.int32]]) -> BatchStates:
-        """Run samples as one padded batch.
+        """Run samples as one batch, in the model's way.
 
         Args:
             rows: token ids of each sample, one or more each.
@@ -54,11 +64,9 @@ class ForwardPass:
             torch.OutOfMemoryError: the batch does not fit.
         """
         started = time.monotonic()
-        device = self._model.device
-        ids_BT = padded_batch(rows, device)
-        slots_N = real_slots([row.size for row in rows], device)
+        device, runner = self._model.device, self._model.gate.runner
         with captured_taps(self._model.blocks, self._taps) as captured:
-            self._model.backbone(input_ids=ids_BT, use_cache=False)
+            slots_N = runner.run(rows)
             hidden_NKD = gathered([captured[tap] for tap in self._taps], slots_N, self._stored_dtype, device)
         largest_NK = hidden_NKD.abs().amax(dim=2).float()
         norms_NK = torch.linalg.vector_norm(hidden_NKD, dim=2, dtype=torch.float32)  # casts as it sums, on CUDA
@@ -67,18 +75,21 @@ class ForwardPass:
             hidden_NKD=hidden_NKD,
             largest_NK=largest_NK,
             norms_NK=norms_NK,
+            token_slots=runner.token_slots([row.size for row in rows]),
             forward_seconds=time.monotonic() - started,
         )
 
 
-def gathered(taps_BTD: list[Tensor], slots_N: Tensor, stored_dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the real tokens of every tap, [N, K, D] in the stored dtype on *device*.
+def gathered(taps_BTD: list[Tensor], slots_N: Tensor | None, stored_dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the real tokens of every tap, [N, K, D] in the stored dtype on *device*; without slots, all are real.
 
     A model that is spread over several devices leaves each tap on its block's; there the padding goes and the dtype
     changes, so that no more than what is stored moves between devices.
     """
-    kept = [tap_BTD.flatten(0, 1)[slots_N.to(tap_BTD.device)].to(stored_dtype) for tap_BTD in taps_BTD]
-    return torch.stack([tap_ND.to(device) for tap_ND in kept], dim=1)
+    kept = [tap_BTD.flatten(0, 1) for tap_BTD in taps_BTD]
+    if slots_N is not None:
+        kept = [tap_ND[slots_N.to(tap_ND.device)] for tap_ND in kept]
+    return torch.stack([tap_ND.to(stored_dtype).to(device) for tap_ND in kept], dim=1)
 
 
 def fault_of(largest_NK: Tensor, taps: tuple[str, ...]) -> tuple[str, str] | None:

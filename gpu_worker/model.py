@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 
 from gpu_worker.backbone import Cut, cut_class, model_class, text_backbone
-from gpu_worker.canary import refuse_unfit_taps
+from gpu_worker.canary import Gate, choose_way
 from gpu_worker.checkpoint import (
     refuse_missing,
     refuse_other_dtypes,
@@ -48,7 +48,7 @@ class LoadedModel:
         device: where token ids go in and states are gathered; the rest of it may lie on other GPUs.
         load_seconds: reading weights.
         warm_seconds: first forward passes.
-        gate: what gpu_worker/canary.py said: ``passed``, or ``not_run`` where it had nothing to compare.
+        gate: what gpu_worker/canary.py found: the way of batching, and what runs batches in it.
         attention: the attention implementation that transformers chose; none is asked for.
     """
 
@@ -57,7 +57,7 @@ class LoadedModel:
     device: torch.device
     load_seconds: float
     warm_seconds: float
-    gate: str
+    gate: Gate
     attention: str
 
 
@@ -96,15 +96,14 @@ def load_model(record: RunRecord, model: str, device: torch.device, *, gpus: int
     backbone, blocks = _load(record, model, placement, keep=blocks_needed)
     device = _input_device(backbone)
     loaded = time.monotonic()
-    longest_tokens = min(record.settings.max_length, record.settings.token_budget // 2)  # two rows fill a batch
     try:
-        gate = refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
+        gate = _gate(record, backbone, blocks, device)
     except IndexError as error:  # a family that counts blocks by its configuration
         log(_LOGGER, MODEL_CUT_REFUSED, {"message": str(error)}, level=logging.WARNING)
         del backbone, blocks  # before the next ones, or both would have to fit
         backbone, blocks = _load(record, model, placement, keep=record.num_blocks)
         device = _input_device(backbone)
-        gate = refuse_unfit_taps(backbone, blocks, record.identity, device=device, longest_tokens=longest_tokens)
+        gate = _gate(record, backbone, blocks, device)
     result = LoadedModel(
         backbone=backbone,
         blocks=blocks,
@@ -128,6 +127,17 @@ def load_model(record: RunRecord, model: str, device: torch.device, *, gpus: int
     }
     log(_LOGGER, MODEL_LOADED, facts)
     return result
+
+
+def _gate(record: RunRecord, backbone: nn.Module, blocks: nn.ModuleList, device: torch.device) -> Gate:
+    return choose_way(
+        backbone,
+        blocks,
+        record.identity,
+        device=device,
+        longest_tokens=record.longest_tokens,
+        token_budget=record.settings.token_budget,
+    )
 
 
 def _placement(device: torch.device, gpus: int) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.errors import RunDirectoryError, WireError
-from hiddenstream.contracts.run import FORMAT_VERSION, CommitLine, RunRecord
+from hiddenstream.contracts.run import FORMAT_VERSION, RunRecord
 from hiddenstream.contracts.shard import ShardLayout, ShardMetadata, decode_header, header_length, shard_layout
 
 NUMPY_DTYPES = {

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.errors import RunDirectoryError
-from hiddenstream.contracts.run import CommitLine, RunRecord
+from hiddenstream.contracts.run import RunRecord
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths
 

@@ -16,8 +16,9 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from hiddenstream.contracts.commit import CommitLine, Quarantined
 from hiddenstream.contracts.errors import RunDirectoryError
-from hiddenstream.contracts.run import CommitLine, Quarantined, RunRecord
+from hiddenstream.contracts.run import RunRecord
 from hiddenstream.mapped_shard import MappedShard, map_shard
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths

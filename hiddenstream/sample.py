@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import HiddenstreamError
-from hiddenstream.contracts.run import Quarantined
 from hiddenstream.contracts.taps import FINAL
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from hiddenstream.status_page.parts import DiskStatus
 from hiddenstream.status_page.totals import LedgerTotals
 from producer.dispatch import DispatchState
 
-QUARANTINE_REASONS = ("non_finite", "all_zero", "out_of_memory", "kills_engine")  # of contracts.run.Quarantined
+QUARANTINE_REASONS = ("non_finite", "all_zero", "out_of_memory", "kills_engine")  # of contracts.commit.Quarantined
 _RUN_LABELS = ("run", "model", "fingerprint", "compute_dtype", "stored_dtype", "taps")
 
 

@@ -142,6 +142,7 @@ def _record(
         shards=shards.shards,
         samples=rows.samples,
         tokens=rows.token_count,
+        longest_tokens=int(rows.lengths.max()),
         rejected=dict(rows.rejected),
         merged=rows.merged,
         truncated=rows.truncated,

@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-from hiddenstream.contracts.run import CommitLine
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.run_directory.ledger import LedgerProblem, LedgerReader
 from hiddenstream.run_directory.paths import sync_folder
 

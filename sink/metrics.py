@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from hiddenstream.chassis.version import program_version
-from hiddenstream.contracts.run import CommitLine
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.sink_api import SHARD_REFUSALS
 from sink.disk import DiskSpace
 from sink.served_run import Progress

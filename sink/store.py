@@ -13,8 +13,8 @@ from time import perf_counter
 import xxhash
 
 from hiddenstream.chassis.logs import now
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.errors import WireError
-from hiddenstream.contracts.run import CommitLine
 from hiddenstream.contracts.shard import header_length
 from sink.admission import AdmittedShard, PlannedShard, admit_header
 from sink.body import Body

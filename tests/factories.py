@@ -10,14 +10,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hiddenstream.contracts.run import (
-    FORMAT_VERSION,
-    CommitLine,
-    PlanSettings,
-    Quarantined,
-    RunIdentity,
-    RunRecord,
-)
+from hiddenstream.contracts.commit import CommitLine, Quarantined
+from hiddenstream.contracts.run import FORMAT_VERSION, PlanSettings, RunIdentity, RunRecord
 from hiddenstream.contracts.run_file import RawTensor, encode_run_file
 from hiddenstream.contracts.samples import PackedSamples
 from hiddenstream.contracts.shard import ShardMetadata, encode_header, sample_tensors, shard_layout
@@ -81,6 +75,7 @@ def a_run(root: Path, shards: Sequence[Sequence[int]] = ((3, 1), (2,)), *, with_
         shards=plan.shards,
         samples=n,
         tokens=sum(columns["tokens"]),
+        longest_tokens=max(columns["tokens"], default=0),
         rejected={},
         merged=0,
         truncated=0,

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hiddenstream.contracts.run import CommitLine, RunIdentity
+from hiddenstream.contracts.commit import CommitLine
+from hiddenstream.contracts.run import RunIdentity
 from hiddenstream.contracts.shard import decode_header, encode_header, header_length, sample_tensors, shard_layout
 from hiddenstream.run_directory.paths import RunPaths
 from hiddenstream.run_directory.plan import Plan, plan_id_of

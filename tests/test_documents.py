@@ -13,7 +13,7 @@ from docs import generate
 from gpu_worker.facts import OUTCOMES
 from hiddenstream.chassis.settings import describe
 from hiddenstream.cli import COMMANDS, settings_of
-from hiddenstream.contracts.run import Quarantined
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.sink_api import SHARD_REFUSALS
 from hiddenstream.verify.findings import DAMAGE, NOTES
 from producer.rejections import REJECTION_REASONS

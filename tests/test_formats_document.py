@@ -9,7 +9,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from hiddenstream.contracts.run import CommitLine, DataSource, PlanSettings, RunIdentity, RunRecord
+from hiddenstream.contracts.commit import CommitLine
+from hiddenstream.contracts.run import DataSource, PlanSettings, RunIdentity, RunRecord
 from hiddenstream.contracts.run_file import MAX_RUN_FILE_HEADER_BYTES
 from hiddenstream.contracts.shard import MAX_HEADER_BYTES, ShardMetadata
 from hiddenstream.contracts.sink_api import RUN_FILES, SHARD_REFUSALS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import RunDirectoryError
-from hiddenstream.contracts.run import Quarantined
 from hiddenstream.progress import progress_of, read_progress
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import commit_shard, line_of, with_record

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import hiddenstream
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import HiddenstreamError
-from hiddenstream.contracts.run import Quarantined
 from hiddenstream.run_directory.plan import Plan
 from hiddenstream.sample import SampleNotCommitted, SampleQuarantined, UnknownSample
 from tests.factories import a_run, a_shard, store_shard, the_states

@@ -7,8 +7,8 @@ import os
 import pytest
 
 import hiddenstream
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import RunDirectoryError
-from hiddenstream.contracts.run import Quarantined
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import commit_shard, with_record
 

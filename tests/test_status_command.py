@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hiddenstream.cli import run_command
-from hiddenstream.contracts.run import Quarantined
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.status_page.words import duration
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import append_line, commit_shard

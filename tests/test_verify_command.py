@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from hiddenstream.cli import run_command
-from hiddenstream.contracts.run import Quarantined
+from hiddenstream.contracts.commit import Quarantined
 from tests.factories import a_run, a_shard, store_shard
 from tests.run_helpers import commit_shard
 from tests.verify_helpers import a_complete_run, flip, tensor_begin

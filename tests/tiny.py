@@ -39,6 +39,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "falcon": {k: v for k, v in _BASE.items() if k != "head_dim"},  # blocks return tuples
     "phi3": {k: v for k, v in _BASE.items() if k != "head_dim"},
     "electra": {**_BASE, "embedding_size": 64},  # an encoder
+    "mamba2": {
+        **{"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 5, "num_heads": 8, "head_dim": 16},
+        **{"state_size": 16, "n_groups": 1, "chunk_size": 16},
+    },
     "gemma2": {**_BASE, "query_pre_attn_scalar": 16, "sliding_window": 6},
 }
 

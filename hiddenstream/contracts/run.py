@@ -1,4 +1,4 @@
-"""What a run is: its identity, its fingerprint, and the lines of its ledger. No I/O here.
+"""What a run is: its identity and its fingerprint. No I/O here.
 
 ``run.json`` holds a :class:`RunRecord`. Its :class:`RunIdentity` says what a stored state means; two runs
 with equal fingerprints would store equal states. Settings that only say how the work is cut are not identity.
@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import xxhash
-
-from hiddenstream.contracts.checked import checked, refuse_time_without_zone
+from hiddenstream.contracts.checked import checked
 from hiddenstream.contracts.errors import WireError
 
 FORMAT_VERSION = 1
@@ -108,6 +106,7 @@ class RunRecord:
         num_blocks: decoder blocks of the whole model.
         keeps_final: whether ``--final`` was asked, that is, ``block.N-1`` is also ``final``.
         shards, samples, tokens: what is planned.
+        longest_tokens: tokens of the longest planned sample.
         rejected: rejected rows by reason.
         merged: rows that repeat another row's id, tokens and mask.
         truncated: planned samples that were cut to the maximum length.
@@ -128,6 +127,7 @@ class RunRecord:
     shards: int
     samples: int
     tokens: int
+    longest_tokens: int
     rejected: Mapping[str, int]
     merged: int
     truncated: int
@@ -178,73 +178,3 @@ def _identity(wire: Mapping[str, Any]) -> RunIdentity:
     if identity.stored_dtype not in DTYPES or identity.compute_dtype not in DTYPES:
         raise ValueError(f"dtypes {identity.compute_dtype!r}, {identity.stored_dtype!r}; known are {DTYPES}")
     return identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
-    """A planned sample that has no states, and why.
-
-    Attributes:
-        id: the sample.
-        reason: from a closed list: ``non_finite``, ``all_zero``, ``out_of_memory``, ``kills_engine``.
-        detail: evidence, for people.
-    """
-
-    id: str
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitLine:
-    """One line of a ledger: a shard that is durably stored.
-
-    Attributes:
-        shard: its number.
-        file_bytes: size of its file.
-        xxh3: xxh3-128 of its tensor bytes, hex, as in its metadata.
-        header_xxh3: xxh3-128 of everything before them.
-        tokens, samples: how many are stored in it.
-        quarantined: planned samples that are not.
-        delivery: the delivery that was committed; ``recovered`` for a line rebuilt from a file.
-        made_by: worker, device, versions, batching way and stage times, as in the shard's metadata.
-        receive_seconds, fsync_seconds: what the sink took.
-        time: ISO 8601 time of the commit, UTC.
-    """
-
-    shard: int
-    file_bytes: int
-    xxh3: str
-    header_xxh3: str
-    tokens: int
-    samples: int
-    quarantined: tuple[Quarantined, ...]
-    delivery: str
-    made_by: Mapping[str, Any]
-    receive_seconds: float
-    fsync_seconds: float
-    time: str
-
-    def to_line(self) -> bytes:
-        """Return the line with its newline; ``check`` is xxh3-64 of the line without it."""
-        body = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
-        return f'{body[:-1]},"check":"{xxhash.xxh3_64_hexdigest(body.encode())}"}}\n'.encode()
-
-    @classmethod
-    def from_line(cls, line: bytes) -> CommitLine:
-        """Rebuild a line, or refuse it.
-
-        Raises:
-            WireError: torn, altered, or not a ledger line.
-        """
-        body, separator, check = line.rstrip(b"\n").rpartition(b',"check":"')
-        if not separator or check != f'{xxhash.xxh3_64_hexdigest(body + b"}")}"}}'.encode():
-            raise WireError(f"ledger line is torn or altered: {line[:80]!r}")
-        try:
-            wire = json.loads(body + b"}")
-            quarantined = tuple(checked(Quarantined(**entry)) for entry in wire["quarantined"])
-            commit = checked(cls(**{**wire, "quarantined": quarantined}))
-            refuse_time_without_zone(commit.time)
-            return commit
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise WireError(f"ledger line is malformed: {error!r}") from error

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from hiddenstream.contracts.checked import checked
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import WireError
-from hiddenstream.contracts.run import Quarantined
 from hiddenstream.contracts.samples import PackedSamples
 from hiddenstream.contracts.tensor_file import (
     TensorLayout,

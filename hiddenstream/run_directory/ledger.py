@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.errors import RunDirectoryError, WireError
-from hiddenstream.contracts.run import CommitLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from hiddenstream.contracts.run import CommitLine
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.progress import RATE_COMMITS, RATE_WINDOW_SECONDS
 from hiddenstream.status_page.parts import Amount, Example, FailureGroup, RatePoint
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.errors import HiddenstreamError, WireError
-from hiddenstream.contracts.run import CommitLine, RunRecord
+from hiddenstream.contracts.run import RunRecord
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths
 from hiddenstream.run_directory.plan import MERGED, PLANNED, REJECTED, Plan, plan_id_of

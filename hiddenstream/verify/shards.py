@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.errors import HiddenstreamError, WireError
-from hiddenstream.contracts.run import CommitLine, RunRecord
+from hiddenstream.contracts.run import RunRecord
 from hiddenstream.contracts.samples import PackedSamples
 from hiddenstream.contracts.shard import ShardLayout, ShardMetadata, decode_header, header_length
 from hiddenstream.mapped_shard import header_misfits, map_file, rows_misfit, sample_misfits, views_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import xxhash
 
+from hiddenstream.contracts.commit import CommitLine, Quarantined
 from hiddenstream.contracts.job import ExtractionJob
-from hiddenstream.contracts.run import CommitLine, Quarantined
 from hiddenstream.contracts.run_file import RawTensor
 from hiddenstream.contracts.samples import PackedSamples
 from hiddenstream.contracts.shard import ShardMetadata, encode_header, sample_tensors, shard_layout

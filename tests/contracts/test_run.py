@@ -11,8 +11,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiddenstream.contracts.commit import CommitLine, Quarantined
 from hiddenstream.contracts.errors import WireError
-from hiddenstream.contracts.run import CommitLine, DataSource, PlanSettings, Quarantined, RunIdentity, RunRecord
+from hiddenstream.contracts.run import DataSource, PlanSettings, RunIdentity, RunRecord
 from tests.contracts.golden import COMMIT, COMMIT_BYTES
 from tests.contracts.strategies import TEXT, damaged
 

@@ -14,8 +14,8 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import WireError
-from hiddenstream.contracts.run import Quarantined
 from hiddenstream.contracts.shard import (
     MAX_HEADER_BYTES,
     decode_header,

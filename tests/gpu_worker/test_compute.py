@@ -26,7 +26,7 @@ class SmallMemory:
     """The real forward pass on a device that holds no more than so many token slots."""
 
     def __init__(self, real, *, most_slots):
-        self._real, self._most_slots = real, most_slots
+        self._real, self._most_slots, self.cut = real, most_slots, real.cut
 
     def run(self, rows):
         if len(rows) * max(row.size for row in rows) > self._most_slots:

@@ -9,8 +9,8 @@ import pytest
 from rq import Queue
 
 from gpu_worker.leases import set_lease
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.queue import shard_of_job
-from hiddenstream.contracts.run import Quarantined
 from tests.conftest import wait_until
 from tests.factories import a_run, a_shard, store_shard
 from tests.pipeline.services import Services

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hiddenstream.contracts.run import CommitLine
+from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.sink_api import shard_path
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths

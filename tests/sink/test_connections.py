@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiddenstream.contracts.run import Quarantined
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.sink_api import run_path, shard_path
 from tests.factories import a_shard
 from tests.sink.harness import (

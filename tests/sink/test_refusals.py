@@ -7,7 +7,7 @@ import logging
 import pytest
 import xxhash
 
-from hiddenstream.contracts.run import Quarantined
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.shard import decode_header, encode_header, header_length, shard_layout
 from hiddenstream.contracts.sink_api import SHARD_REFUSALS, run_path, shard_path
 from tests.factories import a_run, a_shard

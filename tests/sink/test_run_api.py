@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import RunDirectoryError
-from hiddenstream.contracts.run import Quarantined, RunRecord
+from hiddenstream.contracts.run import RunRecord
 from hiddenstream.contracts.sink_api import run_path, shard_path
 from hiddenstream.run_directory.paths import RunPaths
 from tests.factories import a_run, a_shard

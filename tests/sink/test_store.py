@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import safetensors.numpy
 
-from hiddenstream.contracts.run import Quarantined
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.shard import sample_tensors
 from hiddenstream.contracts.sink_api import run_path, shard_path
 from hiddenstream.run_directory.plan import Plan

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from docs.status_pictures import made_status, made_worker
+from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import WireError
-from hiddenstream.contracts.run import Quarantined
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.status_page.bottleneck import bottleneck_of
 from hiddenstream.status_page.compose import Seen, compose
@@ -103,7 +103,7 @@ def test_a_made_ledger_of_20_000_lines_is_cheap_to_show():
 
 
 def _light_line(number, stamp):
-    from hiddenstream.contracts.run import CommitLine
+    from hiddenstream.contracts.commit import CommitLine
 
     return CommitLine(
         shard=number, file_bytes=10, xxh3="", header_xxh3="", tokens=7, samples=1, quarantined=(), delivery="a",
