@@ -38,6 +38,7 @@ RECORD = RunRecord(
     shards=1,
     samples=2,
     tokens=3,
+    longest_tokens=3,
     rejected={"no_tokens": 4},
     merged=5,
     truncated=0,
