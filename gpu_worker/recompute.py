@@ -17,6 +17,7 @@ import torch
 import transformers
 
 import hiddenstream
+from gpu_worker.fresh_state import FreshState
 from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.taps import tap_depth
 from hiddenstream.model_reference import resolve_model
@@ -118,9 +119,20 @@ def load_plain(name: str, revision: str | None, dtype: str) -> Any:
             faults.append(str(error))
             continue
         if not report["missing_keys"]:
-            return model.eval()
+            return _always_fresh(model.eval())
         faults.append(f"its files lack weights, for example {min(report['missing_keys'])}")
     raise ModelError(f"--model {name}: {faults[0]}")
+
+
+def _always_fresh(model: Any) -> Any:
+    """Have every forward pass of *model* begin with the state in which it was loaded."""
+    fresh = FreshState(model)
+
+    def restore(*_: Any) -> None:
+        fresh.restore()
+
+    model.register_forward_pre_hook(restore)
+    return model
 
 
 def compare(plain: Any, sample: Sample) -> list[tuple[str, float, float]]:
