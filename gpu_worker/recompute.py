@@ -1,8 +1,7 @@
 """Computing stored samples again with plain transformers, and comparing.
 
-This is the oracle, so it shares no code with the forward pass of the worker: the whole causal model as transformers
-loads it, one sample at a time, no padding, no mask, no cache. What it gives is compared by relative L2 per tap and by
-the largest absolute difference.
+The oracle is gpu_worker/plain.py: the whole model as transformers loads it, one sample at a time, no padding, no mask,
+no cache. What it gives is compared by relative L2 per tap and by the largest absolute difference.
 """
 
 from __future__ import annotations
@@ -13,19 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
 import hiddenstream
-from gpu_worker.fresh_state import FreshState
+from gpu_worker.mistakes import NORMED, likely_mistake, of_sample
+from gpu_worker.plain import load_plain as load_plain
+from gpu_worker.plain import plain_states as plain_states
 from hiddenstream.contracts.errors import ModelError
-from hiddenstream.contracts.taps import tap_depth
+from hiddenstream.contracts.taps import EMBEDDING
 from hiddenstream.model_reference import resolve_model
+from hiddenstream.reader import Run
 from hiddenstream.sample import Sample
 
-# Relative L2 that two right ways of computing a state may differ by. float32: 2e-7 was measured; bfloat16: 5e-4 to
-# 4e-3 between alone and padded on a CPU (huggingface/transformers 5.24); float16 has eight times its precision.
-TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+# Relative L2 that two right ways of computing a state may differ by. float32: 2e-7 was measured, a leak
+# makes 1e-3 and more; bfloat16: 5e-4 to 4e-3 between alone and padded on a CPU (huggingface/transformers 5.24);
+# float16 has eight times its precision.
+TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
+# A sample that is wrong is compared with all that it could be, which costs as much as this bounds.
+_DIAGNOSED_TOKENS, _DIAGNOSED_TAPS, _DIAGNOSED_MATES = 256, 3, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class RecomputeReport:
         worst_absolute: largest difference of one value.
         worst_sample, worst_tap: where the relative difference is largest.
         tolerance: the largest relative L2 that is still right, for the run's dtypes.
+        mistakes: what the worst sample's wrong taps are instead, where that is known.
     """
 
     samples: int
@@ -46,6 +50,7 @@ class RecomputeReport:
     worst_sample: str
     worst_tap: str
     tolerance: float
+    mistakes: tuple[str, ...] = ()
 
     @property
     def is_within(self) -> bool:
@@ -53,12 +58,12 @@ class RecomputeReport:
         return self.worst_relative_l2 <= self.tolerance
 
     def summary(self) -> str:
-        """Return one line for people."""
+        """Return a line for people, and one for each likely mistake."""
         verdict = "equal but for rounding" if self.is_within else "NOT EQUAL"
         return (
             f"recomputed {self.samples} samples with plain transformers: {verdict}; largest difference: relative L2"
             f" {self.worst_relative_l2:.1e} ({self.worst_tap} of {self.worst_sample}; {self.tolerance:.0e} is allowed),"
-            f" absolute {self.worst_absolute:.3g}"
+            f" absolute {self.worst_absolute:.3g}" + "".join(f"\n  likely: {mistake}" for mistake in self.mistakes)
         )
 
 
@@ -80,59 +85,49 @@ def recompute_samples(run_directory: Path, count: int, model: str | None, seed: 
         raise ModelError(f"{name} is not the model of this run: {found.digest}, not {record.identity.model_digest}")
     plain = load_plain(name, record.revision, record.identity.compute_dtype)
     numbers = random.Random(seed).sample(range(len(run)), min(count, len(run)))
-    worst = (0.0, "", "")
+    worst: tuple[float, str, int] = (0.0, "", numbers[0] if numbers else 0)
     worst_absolute = 0.0
     for number in numbers:
-        sample = run[number]
-        for tap, relative, absolute in compare(plain, sample):
+        for tap, relative, absolute in compare(plain, run[number]):
             worst_absolute = max(worst_absolute, absolute)
-            worst = max(worst, (relative, tap, sample.id))
+            worst = max(worst, (relative, tap, number))
     dtypes = (record.identity.compute_dtype, record.identity.stored_dtype)
+    tolerance = max(TOLERANCES[dtype] for dtype in dtypes)
     return RecomputeReport(
         samples=len(numbers),
         worst_relative_l2=worst[0],
         worst_absolute=worst_absolute,
-        worst_sample=worst[2],
+        worst_sample=run[worst[2]].id if numbers else "",
         worst_tap=worst[1],
-        tolerance=max(TOLERANCES[dtype] for dtype in dtypes),
+        tolerance=tolerance,
+        mistakes=_mistakes_of(plain, run, worst[2], tolerance) if worst[0] > tolerance else (),
     )
 
 
-def load_plain(name: str, revision: str | None, dtype: str) -> Any:
-    """Load the whole model as anybody would: its causal language model, or the multimodal one that it is.
-
-    Raises:
-        ModelError: it does not load, or its files lack weights.
-    """
-    transformers.utils.logging.disable_progress_bar()
-    faults = []
-    for auto_class in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
-        try:
-            model, report = auto_class.from_pretrained(
-                name,
-                revision=revision,
-                dtype=getattr(torch, dtype),
-                device_map="cuda" if torch.cuda.is_available() else None,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            faults.append(str(error))
-            continue
-        if not report["missing_keys"]:
-            return _always_fresh(model.eval())
-        faults.append(f"its files lack weights, for example {min(report['missing_keys'])}")
-    raise ModelError(f"--model {name}: {faults[0]}")
+def _mistakes_of(plain: Any, run: Run, number: int, tolerance: float) -> tuple[str, ...]:
+    """Say what the wrong taps of a stored sample are instead, for the first few of them."""
+    sample = run[number]
+    blocks = plain.config.get_text_config().num_hidden_layers
+    every = (EMBEDDING, *(f"block.{k}" for k in range(blocks)), NORMED)
+    known = plain_states(plain, sample.input_ids, every, most_tokens=_DIAGNOSED_TOKENS)
+    mates = {
+        run[mate].id: plain_states(plain, run[mate].input_ids, sample.taps, most_tokens=_DIAGNOSED_TOKENS)
+        for mate in _mates_of(run, number)
+    }
+    wrong = [tap for tap, relative, _ in compare(plain, sample) if not relative <= tolerance]
+    mistakes = []
+    for tap in wrong[:_DIAGNOSED_TAPS]:
+        candidates = known | {of_sample(mate): states[tap] for mate, states in mates.items()}
+        mistakes.append(likely_mistake(np.asarray(sample.states_of(tap))[:_DIAGNOSED_TOKENS], tap, candidates))
+    return tuple(mistake for mistake in mistakes if mistake)
 
 
-def _always_fresh(model: Any) -> Any:
-    """Have every forward pass of *model* begin with the state in which it was loaded."""
-    fresh = FreshState(model)
-
-    def restore(*_: Any) -> None:
-        fresh.restore()
-
-    model.register_forward_pre_hook(restore)
-    return model
+def _mates_of(run: Run, number: int) -> list[int]:
+    """Return stored samples near one in the plan, which may have been in its batch; those as long as it first."""
+    near = [mate for mate in range(max(0, number - 32), min(len(run), number + 33)) if mate != number]
+    length = run[number].input_ids.size
+    near.sort(key=lambda mate: (run[mate].input_ids.size != length, abs(mate - number)))
+    return near[:_DIAGNOSED_MATES]
 
 
 def compare(plain: Any, sample: Sample) -> list[tuple[str, float, float]]:
@@ -149,58 +144,3 @@ def compare(plain: Any, sample: Sample) -> list[tuple[str, float, float]]:
             relative = absolute = float("inf")
         compared.append((tap, relative, absolute))
     return compared
-
-
-@torch.inference_mode()
-def plain_states(plain: Any, input_ids: Any, taps: tuple[str, ...]) -> dict[str, Any]:
-    """Return each tap of one sample, float64 [S, H], by transformers' own ``hidden_states``.
-
-    Their numbering is found out, not assumed: it begins with what enters block 0, but in some families (mamba) with
-    what leaves it. The last block's output is taken by a hook, since transformers gives its normed form.
-    """
-    blocks = _blocks_of(plain, plain.config.get_text_config().num_hidden_layers)
-    seen: dict[str, Any] = {}
-    handles = [
-        blocks[0].register_forward_pre_hook(_keeps_input(seen), with_kwargs=True),
-        blocks[0].register_forward_hook(_keeps_output(seen, "first")),
-        blocks[-1].register_forward_hook(_keeps_output(seen, "last")),
-    ]
-    try:
-        ids = torch.from_numpy(np.array(input_ids, np.int64))[None].to(plain.device)
-        states = plain(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-    finally:
-        for handle in handles:
-            handle.remove()
-    shift = 0 if torch.equal(states[0], seen["first"]) else 1
-    chosen = {}
-    for tap in taps:
-        depth = tap_depth(tap)
-        inner = seen["entering"] if depth < 0 else states[depth + shift]
-        state = seen["last"] if depth == len(blocks) - 1 else inner
-        chosen[tap] = state[0].double().cpu().numpy()
-    return chosen
-
-
-def _keeps_input(seen: dict[str, Any]) -> Any:
-    def keep(_block: Any, arguments: Any, named: Any) -> None:
-        seen["entering"] = arguments[0] if arguments else named["hidden_states"]
-
-    return keep
-
-
-def _keeps_output(seen: dict[str, Any], name: str) -> Any:
-    def keep(_block: Any, _arguments: Any, output: Any) -> None:
-        seen[name] = output[0] if isinstance(output, tuple) else output
-
-    return keep
-
-
-def _blocks_of(plain: Any, count: int) -> Any:
-    """Return the blocks of the text decoder; the first list of *count* in the whole model may be a vision tower's."""
-    decoder = plain
-    while isinstance(inner := decoder.get_decoder(), transformers.PreTrainedModel) and inner is not decoder:
-        decoder = inner
-    lists = [m for m in decoder.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    if not lists:
-        raise ModelError(f"{type(plain).__name__} has no list of {count} blocks")
-    return lists[0]
