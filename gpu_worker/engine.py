@@ -30,6 +30,7 @@ from gpu_worker.messages import Reporter
 from gpu_worker.model import TORCH_DTYPES, LoadedModel, choose_device, load_model
 from gpu_worker.orders import EngineOrders
 from gpu_worker.queue_loop import work_on
+from gpu_worker.run_files import save_run_files
 from gpu_worker.sink_client import SinkClient
 from gpu_worker.upload import UPLOAD_THREADS
 from hiddenstream.chassis.lifecycle import StopRequest
@@ -68,6 +69,8 @@ def main() -> int:
             log(_LOGGER, CUDA_NOT_FOUND, {"message": message, "torch": torch.__version__}, level=logging.WARNING)
         make_float32_exact(record.identity.compute_dtype)
         model = load_model(record, orders.model, device, gpus=orders.gpus)
+        sink = SinkClient(orders.sink, record.run, orders.token)
+        save_run_files(model, record, sink, model=orders.model, stop=stop)
         extraction = _prepare(orders, record, model, reporter, stop)
     except HiddenstreamError as error:
         log(_LOGGER, ENGINE_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)

@@ -17,8 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hiddenstream.contracts.commit import CommitLine, Quarantined
-from hiddenstream.contracts.errors import RunDirectoryError
+from hiddenstream.contracts.errors import RunDirectoryError, WireError
 from hiddenstream.contracts.run import RunRecord
+from hiddenstream.final_norm import FinalNorm
+from hiddenstream.heads import Heads
+from hiddenstream.mapped_run_file import RunFile, map_run_file
 from hiddenstream.mapped_shard import MappedShard, map_shard
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths
@@ -58,6 +61,7 @@ class Run:
         self._mapped = lru_cache(MAPPED_SHARDS)(self._map)
         blocks = self.record.num_blocks
         self._final_tap = f"block.{blocks - 1}" if f"block.{blocks - 1}" in self.taps else None
+        self._final_norm: FinalNorm | None = None
         self.refresh()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -96,6 +100,40 @@ class Run:
             raise RunDirectoryError(f"the ledger names shard {self._shards[-1]}; {self._plan.shards} are planned")
         stored = [commits[int(shard)].samples for shard in self._shards]
         self._ends: npt.NDArray[np.int64] = np.cumsum(np.array(stored, np.int64))
+
+    def final_norm(self) -> FinalNorm:
+        """Return the model's final norm, which :meth:`hiddenstream.sample.Sample.final_normed` uses.
+
+        Raises:
+            RunDirectoryError: it is not stored (``--final`` was not given, or no worker has started yet), or damaged.
+        """
+        if self._final_norm is None:
+            run_file = self._run_file("final_norm", flag="--final")
+            try:
+                self._final_norm = FinalNorm.from_run_file(run_file.metadata, run_file.arrays)
+            except WireError as error:
+                raise RunDirectoryError(f"{self._paths.run_file('final_norm')}: {error}") from error
+        return self._final_norm
+
+    def heads(self) -> Heads:
+        """Return the model's embedding and lm_head, mapped, not read.
+
+        Raises:
+            RunDirectoryError: they are not stored (no ``--heads``, or no worker has started yet), or damaged.
+        """
+        run_file = self._run_file("heads", flag="--heads")
+        try:
+            return Heads.from_run_file(run_file.metadata, run_file.arrays)
+        except WireError as error:
+            raise RunDirectoryError(f"{self._paths.run_file('heads')}: {error}") from error
+
+    def _run_file(self, name: str, *, flag: str) -> RunFile:
+        file = self._paths.run_file(name)
+        try:
+            return map_run_file(name, self.record, file)
+        except FileNotFoundError as error:
+            why = f"a run has it where {flag} was given, once a worker has loaded the model"
+            raise RunDirectoryError(f"{file} is not there: {why}") from error
 
     def follow(self, poll_seconds: float = 1.0) -> Iterator[Sample]:
         """Yield every stored sample once, then those of each shard as it commits, until the run is complete.
@@ -187,6 +225,7 @@ class Run:
             hidden_states=mapped.hidden_states[first : first + rows],
             taps=self.taps,
             final_tap=self._final_tap,
+            find_final_norm=self.final_norm,
         )
 
     def _commit(self, shard: int) -> CommitLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import HiddenstreamError
 from hiddenstream.contracts.taps import FINAL
+from hiddenstream.final_norm import FinalNorm
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +73,7 @@ class Sample:
         hidden_states: [S, k, H] in the stored dtype; ``ml_dtypes.bfloat16`` for bfloat16.
         taps: names along the second axis, ascending in depth.
         final_tap: the tap that ``final`` stands for, or None where it was not kept.
+        find_final_norm: gives the run's final norm; see :meth:`final_normed`.
     """
 
     id: str
@@ -79,6 +82,7 @@ class Sample:
     hidden_states: npt.NDArray[Any]
     taps: tuple[str, ...]
     final_tap: str | None
+    find_final_norm: Callable[[], FinalNorm]
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.hidden_states.shape))
@@ -95,6 +99,17 @@ class Sample:
             raise KeyError(f"{tap} was not kept; this run has {', '.join(self.taps)}")
         states: npt.NDArray[Any] = self.hidden_states[:, self.taps.index(name)]
         return states
+
+    def final_normed(self) -> npt.NDArray[np.float32]:
+        """Return what transformers gives as the last hidden state, float32 [S, H], without torch and the model.
+
+        Computed anew at each call, in float32, from the states as they are stored.
+
+        Raises:
+            KeyError: the last block's output was not kept.
+            RunDirectoryError: the run's final norm is not there, or damaged.
+        """
+        return self.find_final_norm().apply(self.states_of(FINAL))
 
     def torch(self) -> torch.Tensor:
         """Return the hidden states as a torch tensor [S, k, H] over the same memory; needs torch.

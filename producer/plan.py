@@ -150,6 +150,7 @@ def _record(
         token_slots=shards.token_slots,
         planning_seconds=round(planning_seconds, 3),
         created=now(),
+        keeps_heads=request.keeps_heads,
     )
 
 

@@ -19,6 +19,7 @@ class PlanRequest:
         model: the model, found.
         taps: taps to store, ascending in depth.
         keeps_final: whether the last block's output was asked for as ``final``.
+        keeps_heads: whether embedding and lm_head are to be stored beside the states.
         compute_dtype, stored_dtype: of :data:`hiddenstream.contracts.run.DTYPES`.
         data: input files and folders, in order.
         max_length: tokens a sample may have, or None for what model and token budget allow.
@@ -41,6 +42,7 @@ class PlanRequest:
     token_budget: int
     shard_bytes: int
     is_strict: bool
+    keeps_heads: bool = False
 
     @property
     def longest(self) -> int:

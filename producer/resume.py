@@ -79,6 +79,7 @@ def plan_request(flags: PlanFlags) -> PlanRequest:
         token_budget=flags.token_budget or DEFAULT_TOKEN_BUDGET,
         shard_bytes=flags.shard_bytes or DEFAULT_SHARD_BYTES,
         is_strict=bool(flags.strict),
+        keeps_heads=bool(flags.heads),
     )
 
 
@@ -104,6 +105,7 @@ def refuse_other_run(flags: PlanFlags, record: RunRecord) -> None:
         ("max_length", _longest(flags, record, model), settings.max_length),
         ("over_long", flags.over_long, settings.over_long),
         ("shard_bytes", flags.shard_bytes, settings.shard_bytes),
+        ("heads", flags.heads, record.keeps_heads),
         ("run_name", flags.run_name, record.run),
     ]
     differences = [_line(name, has, got) for name, got, has in given if got is not None and got != has]

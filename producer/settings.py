@@ -47,7 +47,12 @@ class PlanFlags:
         None, means=f"blocks whose outputs to keep: numbers from 0, or {PRESETS}; {DEFAULT_LAYERS} unless given"
     )
     final: bool | None = setting(
-        None, means="keep the last block's output too, from which logits can be computed; no unless given", parse=is_on
+        None,
+        means="keep the last block's output too, and the final norm, so that logits can be computed; no unless given",
+        parse=is_on,
+    )
+    heads: bool | None = setting(
+        None, means="store the model's embedding and lm_head once, beside the states; no unless given", parse=is_on
     )
     dtype: str | None = setting(
         None,

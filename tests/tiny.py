@@ -43,19 +43,32 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         **{"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 5, "num_heads": 8, "head_dim": 16},
         **{"state_size": 16, "n_groups": 1, "chunk_size": 16},
     },
+    "olmo": _BASE,
+    "cohere": {**_BASE, "logit_scale": 0.25},
+    "granite": {**_BASE, "logits_scaling": 8.0, "embedding_multiplier": 3.0},
+    "nemotron": _BASE,
+    "phi": {k: v for k, v in _BASE.items() if k != "head_dim"},  # a bias in its lm_head
+    "gpt_neox": {k: v for k, v in _BASE.items() if k != "head_dim"},
+    "mpt": {"vocab_size": VOCABULARY, "d_model": 64, "n_heads": 4, "n_layers": 5, "max_seq_len": 1024},
+    "mamba": {**_BASE, "state_size": 8},
+    "opt": {**_BASE, "ffn_dim": 96, "word_embed_proj_dim": 64},
     "gemma2": {**_BASE, "query_pre_attn_scalar": 16, "sliding_window": 6},
 }
 
 
-def save_tiny_model(family: str, folder: Path, *, seed: int = 0, **changed: Any) -> Path:
-    """Save a five-block float32 model whose weights are large enough that any mix-up of samples shows."""
+def save_tiny_model(family: str, folder: Path, *, seed: int = 0, moves_vectors: bool = False, **changed: Any) -> Path:
+    """Save a five-block float32 model whose weights are large enough that any mix-up of samples shows.
+
+    Args:
+        moves_vectors: move the weights of norms and all biases away from ones and zeros, too.
+    """
     config = AutoConfig.for_model(family, **{**_FAMILIES[family], **changed})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim >= 2:
+            if parameter.ndim >= 2 or (moves_vectors and parameter.ndim == 1):
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.08)
     model.save_pretrained(folder)
     return folder

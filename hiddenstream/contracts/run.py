@@ -81,8 +81,7 @@ class PlanSettings:
     """How the input was turned into samples and shards.
 
     Attributes:
-        max_length: tokens a sample may have.
-        over_long: ``reject`` or ``truncate``.
+        max_length, over_long: tokens a sample may have; ``reject`` or ``truncate`` longer ones.
         token_budget: token slots of one forward batch, as proposed to workers.
         shard_bytes: bytes of states a shard should have at most.
         is_strict: stop at the first bad row instead of counting it.
@@ -105,6 +104,7 @@ class RunRecord:
         revision: revision of a hub model as asked, or None.
         num_blocks: decoder blocks of the whole model.
         keeps_final: whether ``--final`` was asked, that is, ``block.N-1`` is also ``final``.
+        keeps_heads: whether ``--heads`` was asked, that is, embedding and lm_head are stored beside the states.
         shards, samples, tokens: what is planned.
         longest_tokens: tokens of the longest planned sample.
         rejected: rejected rows by reason.
@@ -112,8 +112,7 @@ class RunRecord:
         truncated: planned samples that were cut to the maximum length.
         without_mask: planned samples that have no loss mask.
         token_slots: token slots of all forward batches, padding included.
-        planning_seconds: time that planning took.
-        created: ISO 8601 time, UTC.
+        planning_seconds, created: time that planning took; when it ended, ISO 8601, UTC.
     """
 
     run: str
@@ -122,6 +121,7 @@ class RunRecord:
     revision: str | None
     num_blocks: int
     keeps_final: bool
+    keeps_heads: bool = False
     settings: PlanSettings
     sources: tuple[DataSource, ...]
     shards: int

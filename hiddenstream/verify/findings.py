@@ -30,7 +30,7 @@ Note = Literal[
     "committed_twice",  # an older ledger line names other bytes: the file was lost or damaged, and made again
     "foreign_file",  # a file under shards/ that no commit names
     "leftover",  # a shard on its way in, or what a dead sink left
-    "run_file_missing",  # `final` is kept, and no final norm is stored beside it
+    "run_file_missing",  # --final or --heads was given, and what it stores once per run is not there
     "unfinished_line",  # a ledger's last line has no newline: being written, or torn
 ]
 DAMAGE: tuple[str, ...] = get_args(Damage)

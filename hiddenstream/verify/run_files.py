@@ -22,8 +22,8 @@ def check_run_file(paths: RunPaths, record: RunRecord, name: str, *, is_due: boo
         content = map_file(file)
         decode_run_file(name, record, content)
     except FileNotFoundError:
-        is_wanted = {"final_norm": record.keeps_final}.get(name, False)
-        message = f"{file} is not there, so final_normed() cannot be had"
+        is_wanted = {"final_norm": record.keeps_final, "heads": record.keeps_heads}.get(name, False)
+        message = f"{file} is not there, though it was asked for; a worker that starts makes it"
         findings = (Finding(kind="run_file_missing", message=message),) if is_wanted and is_due else ()
         return ShardCheck(read_bytes=0, findings=findings)
     except (OSError, ValueError, WireError) as error:

@@ -100,6 +100,7 @@ def test_damaged_records_end_in_a_record_or_a_wire_error(text):
         ("samples", 2.0),
         ("samples", True),
         ("keeps_final", 0),
+        ("keeps_heads", "yes"),
         ("rejected", {"no_tokens": "4"}),
         ("rejected", []),
         ("planning_seconds", float("nan")),

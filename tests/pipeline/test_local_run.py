@@ -11,9 +11,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import hiddenstream
+from gpu_worker.recompute import load_plain
 from hiddenstream.run_directory.paths import RunPaths
 from tests.pipeline.services import Services, assert_complete_and_equal, wait_for
 from tests.tiny import random_rows, save_tiny_model, write_rows
@@ -53,11 +56,22 @@ def replaced(arguments: list[str], flag: str, value: str) -> list[str]:
     return [*arguments[:place], value, *arguments[place + 1 :]]
 
 
+def assert_logits_follow(run: str) -> None:
+    """What is stored of a sample and of the model gives the logits of plain transformers."""
+    opened = hiddenstream.open(run)
+    sample = opened["s2"]
+    plain = load_plain(opened.record.model, None, "float32")
+    expected = plain(input_ids=torch.from_numpy(sample.input_ids.astype("int64"))[None]).logits[0].detach().numpy()
+    np.testing.assert_allclose(sample.final_normed() @ opened.heads().lm_head.T, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_run_is_one_command(tmp_path: Path, run_arguments: list[str]) -> None:
     """It ends complete, sums up, recomputes, and a second run makes no forward pass and says so."""
     run = str(tmp_path / "run")
 
-    code, output, _ = finished("run", run, *run_arguments, "--token-budget", "64", "--recompute", "5", "--workers", "2")
+    code, output, _ = finished(
+        "run", run, *run_arguments, "--final", "--heads", "--token-budget", "64", "--recompute", "5", "--workers", "2"
+    )
     again_code, again, _ = finished("run", run, *run_arguments)
     verify_code, _, _ = finished("verify", run, "--recompute", "3")
     status_code, status, _ = finished("status", run, "--json")
@@ -68,6 +82,7 @@ def test_a_run_is_one_command(tmp_path: Path, run_arguments: list[str]) -> None:
     assert "no forward pass was made" in again
     assert 40 == json.loads(status)["committed_samples"]
     assert_complete_and_equal(RunPaths(Path(run)), random_rows([5, 9, 30, 9] * 10))
+    assert_logits_follow(run)
     logs = {file.name for file in (Path(run) / "logs").iterdir()}
     assert {"queue.jsonl", "sink.jsonl", "producer.jsonl", "worker-0.jsonl", "worker-1.jsonl"} <= logs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -82,6 +83,15 @@ def test_final_is_kept_however_it_is_asked_for(folder, words):
     assert record == ensure_plan(folder.new(*words))
 
 
+def test_heads_are_kept_only_when_asked_for(folder):
+    """--heads is in the record, and not in the identity: the states are the same."""
+    record = ensure_plan(folder.new("--heads"))
+
+    assert record.keeps_heads
+    assert "heads" not in json.dumps(dataclasses.asdict(record.identity))
+    assert record == ensure_plan(folder.new("--heads")) == ensure_plan(folder.flags())
+
+
 def test_stored_dtype_follows_the_compute_dtype(folder):
     """--store-dtype is that of --dtype unless given."""
     record = ensure_plan(folder.new("--dtype", "float32"))
@@ -104,6 +114,7 @@ def test_unchanged_command_finds_its_run_again(folder):
     [
         (("--layers", "1,2"), "layers: this run has 'block.1,block.3', got 'block.1,block.2'"),
         (("--final",), "final: this run has False, got True"),
+        (("--heads",), "heads: this run has False, got True"),
         (("--dtype", "float32"), "dtype: this run has 'bfloat16', got 'float32'"),
         (("--store-dtype", "float32"), "store_dtype: this run has 'bfloat16'"),
         (("--max-length", "100"), "max_length: this run has 512, got 100"),
