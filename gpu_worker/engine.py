@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import transformers
@@ -30,8 +31,9 @@ from gpu_worker.messages import Reporter
 from gpu_worker.model import TORCH_DTYPES, LoadedModel, choose_device, load_model
 from gpu_worker.orders import EngineOrders
 from gpu_worker.queue_loop import work_on
+from gpu_worker.reference_guard import ReferenceGuard
 from gpu_worker.run_files import save_run_files
-from gpu_worker.sink_client import SinkClient
+from gpu_worker.sink_client import SinkClient, SinkUnavailable
 from gpu_worker.upload import UPLOAD_THREADS
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import log, start_logging
@@ -69,13 +71,18 @@ def main() -> int:
             log(_LOGGER, CUDA_NOT_FOUND, {"message": message, "torch": torch.__version__}, level=logging.WARNING)
         make_float32_exact(record.identity.compute_dtype)
         model = load_model(record, orders.model, device, gpus=orders.gpus)
+        forward = ForwardPass(model, record.identity.taps, TORCH_DTYPES[record.identity.stored_dtype])
         sink = SinkClient(orders.sink, record.run, orders.token)
+        guard = ReferenceGuard(record, model, forward)
+        guard.match(sink, stop, _made_by(orders, model))
         save_run_files(model, record, sink, model=orders.model, stop=stop)
-        extraction = _prepare(orders, record, model, reporter, stop)
+    except SinkUnavailable:  # only when asked to stop
+        return 0
     except HiddenstreamError as error:
         log(_LOGGER, ENGINE_REFUSED, {"reason": error.reason, "message": str(error)}, level=logging.ERROR)
         reporter.refused(str(error), gate="failed" if isinstance(error, GateRefused) else "not_run")
         return error.exit_code
+    extraction = _prepare(orders, record, _Equipment(model, forward, sink, guard), reporter, stop)
     reporter.loaded(_ready(model))
     reporter.is_at("wait_for_job")
     client = make_client(orders.redis)
@@ -103,25 +110,35 @@ def refuse_other_model(found: ModelReference, record: RunRecord) -> None:
         raise RunMismatch(f"model {found.name}", [f"content: the run's is {wanted}, this one's is {found.digest}"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Equipment:
+    """What has been loaded and found right."""
+
+    model: LoadedModel
+    forward: ForwardPass
+    sink: SinkClient
+    guard: ReferenceGuard
+
+
 def _prepare(
-    orders: EngineOrders, record: RunRecord, model: LoadedModel, reporter: Reporter, stop: StopRequest
+    orders: EngineOrders, record: RunRecord, equipment: _Equipment, reporter: Reporter, stop: StopRequest
 ) -> Extraction:
-    identity = record.identity
-    stored_dtype = TORCH_DTYPES[identity.stored_dtype]
+    is_cuda = equipment.model.device.type == "cuda"
     computer = ShardComputer(
-        identity,
-        ForwardPass(model, identity.taps, stored_dtype),
+        record.identity,
+        equipment.forward,
         token_budget=orders.token_budget,
-        on_batch=_on_batch(reporter, is_cuda=model.device.type == "cuda"),
+        on_batch=_on_batch(reporter, is_cuda=is_cuda),
         on_activity=reporter.is_at,
     )
     return Extraction(
         record,
         computer,
-        SinkClient(orders.sink, record.run, orders.token),
-        buffers=HostBuffers(1 + UPLOAD_THREADS, is_pinned=model.device.type == "cuda"),
+        equipment.sink,
+        buffers=HostBuffers(1 + UPLOAD_THREADS, is_pinned=is_cuda),
         reporter=reporter,
-        made_by=_made_by(orders, model),
+        made_by=_made_by(orders, equipment.model),
+        after_shard=equipment.guard.after_shard,
         stop=stop,
     )
 

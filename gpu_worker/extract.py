@@ -11,8 +11,10 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from gpu_worker.buffers import HostBuffers
+from gpu_worker.canary import GateRefused
 from gpu_worker.compute import ShardComputer
 from gpu_worker.facts import ShardExtracted
 from gpu_worker.messages import Reporter
@@ -42,14 +44,17 @@ class Extraction:
         buffers: HostBuffers,
         reporter: Reporter,
         made_by: dict[str, object],
+        after_shard: Callable[[int], None],
         stop: StopRequest,
     ) -> None:
+        """Remember what is needed; *after_shard* raises GateRefused where the model is not what it was."""
         self._record = record
         self._computer = computer
         self._sink = sink
         self._buffers = buffers
         self._reporter = reporter
         self._made_by = made_by
+        self._after_shard = after_shard
         self._stop = stop
         self._uploader = Uploader(
             sink, buffers, self._on_sent, on_phase=lambda thread, phase: reporter.is_at(phase, thread=thread)
@@ -80,7 +85,16 @@ class Extraction:
             self._reporter.done(ShardExtracted(shard=shard, delivery=delivery, outcome=outcome, message=message))
         if "CUDA error" in message or "AcceleratorError" in message:
             os._exit(BROKEN_DEVICE_EXIT)  # sticky: nothing on this context will work again
+        if outcome == "handed_over":
+            self._refuse_changed_model(shard)
         self._reporter.is_at("wait_for_job")
+
+    def _refuse_changed_model(self, shard: int) -> None:
+        try:
+            self._after_shard(shard)
+        except GateRefused as error:
+            self._reporter.refused(str(error), gate="failed")
+            os._exit(error.exit_code)  # without sending what waits: it should not be stored
 
     def wait_until_idle(self) -> None:
         """Wait until every shard handed over has its answer."""
