@@ -49,15 +49,16 @@ def store_run_file(store: Store, name: str, body: Body) -> bool:
     if body.length_bytes < 8:
         raise ShardRefused("wrong_length", f"a body of {body.length_bytes} bytes is no run file")
     record, final = store.run.record, store.run.paths.run_file(name)
-    if body.is_awaited_by_client and _is_good(final, name, record):
+    if body.is_awaited_by_client and _is_stored(final, name, record):
         return False
     with store.disk.claim(body.length_bytes), store.incoming.temporary(name) as temporary:
         _receive(body, name, record, temporary)
         temporary.sync()
+        if _link(temporary.path, final):
+            return True
         with damaged_folder(store.run.paths) as damaged:
             while not _link(temporary.path, final):
-                if _is_good(final, name, record):
-                    sync_folder(final.parent)  # whoever linked it may not have done so yet
+                if _is_stored(final, name, record):
                     return False
                 _put_away(final, damaged, name)
     return True
@@ -104,8 +105,8 @@ def _check_hash(found: str, metadata: RunFileMetadata) -> None:
         raise ShardRefused("wrong_hash", f"tensor bytes have xxh3 {found}, the header says {metadata.xxh3:.64}")
 
 
-def _is_good(file: Path, name: str, record: RunRecord) -> bool:
-    """Whether there is a file, and it is whole; reads all of it."""
+def _is_stored(file: Path, name: str, record: RunRecord) -> bool:
+    """Whether there is a file, it is whole, and its name durable; reads all of it."""
     try:
         with open(file, "rb", buffering=0) as raw:
             descriptor = raw.fileno()
@@ -114,6 +115,7 @@ def _is_good(file: Path, name: str, record: RunRecord) -> bool:
             _check_hash(xxh3_from(descriptor, len(header)), metadata)
     except (FileNotFoundError, ShardRefused):
         return False
+    sync_folder(file.parent)  # whoever linked it may not have done so yet
     return True
 
 

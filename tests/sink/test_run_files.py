@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import threading
 from dataclasses import replace
 
@@ -235,3 +236,30 @@ def test_a_file_is_never_half_there(paths):
         status = reply_on(client).status
 
     assert (None, 201, data) == (before, status, stored(paths, "reference"))
+
+
+def test_nothing_is_promised_before_it_is_durable(paths, monkeypatch):
+    """The file is synced before it gets its name, and the name before the answer; also for who comes second."""
+    order: list[str] = []  # a power cut can't be had in a test, so the real calls are watched
+
+    def watched_fsync(descriptor, fsync=os.fsync):
+        order.append("sync " + os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), paths.root))
+        fsync(descriptor)
+
+    def watched_link(source, target, link=os.link):
+        order.append("link " + os.path.relpath(target, paths.root))
+        link(source, target)
+
+    with a_sink(paths) as sink:
+        client_of(sink.port).put_file("heads", a_run_file(paths, "heads"))  # makes the folders
+        monkeypatch.setattr(os, "fsync", watched_fsync)
+        monkeypatch.setattr(os, "link", watched_link)
+        client_of(sink.port).put_file("reference", a_run_file(paths, "reference"))
+        order.append("answer")
+        reply = ask(sink.port, "PUT", run_file_path("test", "reference"), b"".join(a_run_file(paths, "reference")))
+        order.append(f"answer {reply.status}")
+
+    first = ["sync incoming/sink/reference-1.part", "link reference.safetensors", "sync .", "answer"]
+    link = "link reference.safetensors"
+    second = ["sync incoming/sink/reference-2.part", link, "sync .", link, "sync .", "answer 200"]  # makes damaged/
+    assert first + second == order
