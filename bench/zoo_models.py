@@ -46,6 +46,7 @@ _GEMMA3N = {
     **{"num_kv_shared_layers": 0, "laurel_rank": 8, "hidden_size_per_layer_input": 8, "layer_types": _ALTERNATING},
     **{"vocab_size_per_layer_input": VOCABULARY, "activation_sparsity_pattern": None},
 }
+_GEMMA4 = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 0}
 _KIMI = {"kda_layers": [1, 3], "full_attn_layers": [2, 4], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
 _LLAMA3_ROPE = {
     **{"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -68,7 +69,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mpt": {"max_seq_len": 256},
     },
     **{"gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW}},
-    **{"gemma": {}, "gemma2": _GEMMA, "gemma3_text": _GEMMA, "gemma3n_text": _GEMMA3N, "gemma4_text": {}},
+    **{"gemma": {}, "gemma2": _GEMMA, "gemma3_text": _GEMMA, "gemma3n_text": _GEMMA3N, "gemma4_text": _GEMMA4},
     **{"vaultgemma": _GEMMA, "modernbert-decoder": {"local_attention": WINDOW}, "youtu": _LATENT},
     **{"minicpm3": _LATENT, "doge": {}, "mixtral": _MOE, "gpt_oss": _MOE, "qwen2_moe": _MOE, "qwen3_moe": _MOE},
     **{"glm4_moe": _MOE, "dots1": _MOE, "minimax_m2": _MOE, "afmoe": _MOE, "olmoe": _MOE, "flex_olmo": _MOE},
@@ -78,6 +79,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **{"deepseek_v2": {**_MOE, **_LATENT}, "deepseek_v3": {**_MOE, **_LATENT}, "glm4_moe_lite": {**_MOE, **_LATENT}},
     **{"longcat_flash": {**_MOE, **_LATENT, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "num_layers": 2}},
     **{"llama4_text": {**_MOE, "intermediate_size_mlp": 96, "attention_chunk_size": 5}},
+    **{"deepseek_v32": {**_MOE, **_LATENT}, "glm_moe_dsa": {**_MOE, **_LATENT}, "axk1": {**_MOE, **_LATENT}},
+    **{"mimo_v2_flash": _MOE, "laguna": _MOE, "hy_v3": _MOE, "granite_swa": {}, "granitemoe_swa": _MOE, "mellum": _MOE},
+    **{"cohere2_moe": _MOE, "flint": _MOE, "beam": _MOE, "aria_text": _MOE, "hyperclovax": {}, "lfm3": {}, "dory": {}},
+    **{"biogpt": {}, "xglm": {"ffn_dim": 96}, "ctrl": {"dff": 96}},
     **{"qwen3_next": {**_DELTA, **_MOE}, "qwen3_5_text": _DELTA, "qwen3_5_moe_text": {**_DELTA, **_MOE}},
     **{"olmo_hybrid": _DELTA, "kimi_linear": {**_MOE, **_LATENT, "linear_attn_config": _KIMI}},
     **{"minimax": _MOE, "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 96}},
