@@ -60,7 +60,9 @@ def parse_layers(text: str, *, num_blocks: int, keep_final: bool = False) -> tup
     if repeated:
         named = ", ".join(_tap_name(depth) for depth in repeated)
         hint = " ('final' is the last block)" if FINAL in words else ""
-        raise UsageError(f"--layers {text!r} names {named} more than once{hint}")
+        raise UsageError(
+            f"--layers {text!r} names {named} more than once{hint}; each of blocks 0 to {num_blocks - 1} once at most"
+        )
     if keep_final:
         depths = [*set(depths) | {num_blocks - 1}]
     return tuple(_tap_name(depth) for depth in sorted(depths))
@@ -78,10 +80,12 @@ def _word_depth(word: str, num_blocks: int) -> int:
     number = word.removeprefix("block.")
     if not _BLOCK_NUMBER.fullmatch(number.removeprefix("-")):
         raise UsageError(
-            f"--layers: {word!r} is neither a block number, 'embedding', 'final', nor a preset ({PRESETS})"
+            f"--layers: {word!r} is neither a block number from 0 to {num_blocks - 1}, 'embedding', 'final', nor a"
+            f" preset ({PRESETS})"
         )
     if not 0 <= int(number) < num_blocks:
-        raise UsageError(f"--layers: block {number} does not exist; this model has blocks 0 to {num_blocks - 1}")
+        hint = "; the last one is also called 'final'" if int(number) < 0 else ""
+        raise UsageError(f"--layers: block {number} does not exist; this model has blocks 0 to {num_blocks - 1}{hint}")
     return int(number)
 
 

@@ -71,6 +71,13 @@ def test_layers_that_cannot_be_meant_are_refused(text):
         parse_layers(text, num_blocks=4)
 
 
+@pytest.mark.parametrize("text", ["4", "-1", "block.-1", "block.4", "0,99", "1,1,3", "3,final", "", "one", "1-3"])
+def test_a_wrong_layer_is_refused_with_the_valid_range(text):
+    """Out of range, negative, repeated, nothing or no number: the message says which blocks there are."""
+    with pytest.raises(UsageError, match="0 to 3"):
+        parse_layers(text, num_blocks=4)
+
+
 @given(st.text())
 def test_any_layers_end_in_taps_or_a_usage_error(text):
     """Whatever a user writes, no other error."""
