@@ -80,7 +80,7 @@ def find_final_norm(model: LoadedModel) -> nn.Module | None:
     handles: list[Any] = [model.blocks[-1].register_forward_hook(keep_last)]
     handles += [module.register_forward_hook(keep_pair, with_kwargs=True) for module in outside]
     try:
-        embedding: Any = model.backbone.get_input_embeddings()  # type: ignore[operator]
+        embedding: Any = model.backbone.get_input_embeddings()
         ids_BT = (torch.arange(_SAMPLE_TOKENS, device=model.device) % embedding.weight.shape[0])[None]
         final_BTD = model.backbone(input_ids=ids_BT, use_cache=False)[0]
     finally:

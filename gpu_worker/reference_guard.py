@@ -1,7 +1,7 @@
 """Keeping a worker's states equal to those that the run's first worker stored: at its start, and now and then.
 
-The run file ``reference`` holds the fixed samples of gpu_worker/reference.py. Whoever finds none makes it; where two do at
-once, the first one counts, and the other is compared with it.
+The run file ``reference`` holds the fixed samples of gpu_worker/reference.py. Whoever finds none makes it; where two do
+at once, the first one counts, and the other is compared with it.
 
 Shape letters: N tokens of all samples, K taps, D model width.
 """
