@@ -10,6 +10,7 @@ import urllib.request
 
 import pytest
 
+from bench.zoo_models import save_model
 from hiddenstream.contracts.queue import report_key, workers_key
 from hiddenstream.contracts.worker_report import REPORT_SECONDS, WorkerReport
 from tests.conftest import wait_until
@@ -145,9 +146,16 @@ def test_a_hung_engine_is_killed_and_replaced(services, tmp_path):
 
 def test_a_second_signal_ends_a_worker_that_waits_for_the_sink(services, plan_arguments):
     """The first SIGTERM lets a worker wait for a sink without disk, to save what it computed; the second does not."""
-    services.sink("--reserve-bytes", "1000000G")
-    services.producer(*plan_arguments)
+    sink = services.sink()
+    producer = services.producer(*plan_arguments)
+    wait_until(services.paths.is_planned, 60)
+    producer.process.send_signal(signal.SIGSTOP)
+    services.client().delete(f"rq:queue:{services.queue()}")
     worker = services.worker("worker-a")
+    wait_until(lambda: worker.events("reference_stored"), 60)
+    sink.end()
+    services.sink("--reserve-bytes", "1000000G")
+    producer.process.send_signal(signal.SIGCONT)
     wait_until(lambda: "disk_full" in worker.log.read_text(), 60)
 
     worker.process.send_signal(signal.SIGTERM)
@@ -220,9 +228,7 @@ def test_a_report_is_there_while_the_worker_is(services, plan_arguments):
 
 def test_a_refused_worker_can_stay_to_say_so(services, plan_arguments, tmp_path):
     """With --stay a worker whose model fails the exactness gate shows that and its reason, and leaves with 2."""
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 20}
-    rope |= {"short_factor": [1.0] * 8, "long_factor": [1 + n / 2 for n in range(8)]}
-    model = save_tiny_model("phi3", tmp_path / "longrope", original_max_position_embeddings=20, rope_parameters=rope)
+    model = save_model("gemma3n_text", tmp_path / "four-streams")  # what leaves its blocks is [4, rows, tokens, width]
     arguments = [str(model) if part == plan_arguments[1] else part for part in plan_arguments]
     services.sink()
     services.producer(*arguments)
@@ -235,7 +241,12 @@ def test_a_refused_worker_can_stay_to_say_so(services, plan_arguments, tmp_path)
     assert 503 == health(worker)
     assert set() == services.leased_shards("worker-a")
     key = report_key(services.queue(), "worker-a")
-    wait_until(lambda: (data := services.client().get(key)) and "relative L2" in WorkerReport.decode(data).message)
+
+    def says_why():
+        data = services.client().get(key)
+        return data and "not [rows, tokens, width]" in WorkerReport.decode(data).message
+
+    wait_until(says_why)
     worker.process.send_signal(signal.SIGTERM)
     assert 2 == worker.wait(10)
 
