@@ -35,11 +35,12 @@ from gpu_worker.packing import PackingUnsupported
 from gpu_worker.swap_check import swap_mates
 from gpu_worker.tap_names import misnamed_tap
 from gpu_worker.taps import captured_taps
-from gpu_worker.ways import WAYS, BatchRunner, TokenRows
+from gpu_worker.ways import BatchRunner, TokenRows
 from hiddenstream.chassis.logs import log
 from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.run import RunIdentity
 from hiddenstream.contracts.taps import EMBEDDING
+from hiddenstream.contracts.worker_report import WAYS
 
 CANARY_NOT_FINITE = "canary_not_finite"
 WAY_REFUSED = "way_refused"

@@ -6,7 +6,7 @@ Shape letters: T tokens of the shard, K taps, D model width.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from gpu_worker.buffers import HostBuffer
-from gpu_worker.forward import BatchStates, ForwardPass, fault_of
+from gpu_worker.forward import BatchStates, ForwardPass
+from gpu_worker.judge import fault_of, overflowed_values
 from gpu_worker.model import TORCH_DTYPES
 from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.job import ExtractionJob
 from hiddenstream.contracts.run import RunIdentity
+from hiddenstream.contracts.statistics import TapStatistics, merge_taps
 
 
 @dataclass(slots=True)
@@ -36,15 +38,8 @@ class ShardWork:
     forward_seconds: float = 0.0
     copy_seconds: float = 0.0
     check_seconds: float = 0.0
-    sums_of_squares_K: Tensor | None = None  # float64, of the sound samples' states
-    summed_tokens: int = 0
-
-    def tap_rms(self, taps: tuple[str, ...]) -> dict[str, float]:
-        """Return the root mean square of the states of each tap, where it is finite."""
-        if self.sums_of_squares_K is None or not self.summed_tokens:
-            return {}
-        mean_K = (self.sums_of_squares_K / (self.summed_tokens * self.states_TKD.shape[2])).sqrt()
-        return {tap: float(mean) for tap, mean in zip(taps, mean_K, strict=True) if bool(torch.isfinite(mean))}
+    overflowed_values: int = 0  # in quarantined samples
+    statistics: dict[str, TapStatistics] = field(default_factory=dict)  # of the sound samples' states, by tap
 
 
 class ShardComputer:
@@ -99,14 +94,18 @@ class ShardComputer:
         self._on_activity("check")
         work.copy_seconds += checking - copying
         faults = self._faults(work, places, states)
-        _sum_squares(work, places, states, faults)
+        is_settled = not faults or len(places) == 1
+        if is_settled and not faults:
+            self._describe(work, states)
         work.check_seconds += time.monotonic() - checking
         self._on_batch(sum(lengths), states.token_slots)
-        for place, (reason, detail) in faults.items():
-            if len(places) > 1:
-                self._run(work, [place], job)
-            else:
+        if is_settled:
+            for place, (reason, detail) in faults.items():
                 work.faults[place] = Quarantined(id=job.samples.ids[place], reason=reason, detail=detail)
+                work.overflowed_values += overflowed_values(states, 0, lengths[0])
+            return
+        for place in places:  # what is wrong with one may have reached its mates
+            self._run(work, [place], job)
 
     def _run_or_split(self, work: ShardWork, places: list[int], job: ExtractionJob) -> BatchStates | None:
         self._on_activity("forward")
@@ -136,24 +135,20 @@ class ShardComputer:
         work.states_TKD[first : first + states.hidden_NKD.shape[0]].copy_(states.hidden_NKD)
 
     def _faults(self, work: ShardWork, places: list[int], states: BatchStates) -> dict[int, tuple[str, str]]:
+        assert states.hidden_NKD.shape[0] == sum(work.token_rows[place].size for place in places)
         found, begin = {}, 0
         for place in places:
-            end = begin + work.token_rows[place].size
-            fault = fault_of(states.largest_NK[begin:end], self._identity.taps)
+            tokens = work.token_rows[place]
+            fault = fault_of(states, begin, tokens, self._identity.taps)
             if fault is not None:
                 found[place] = fault
-            begin = end
+            begin += tokens.size
         return found
 
-
-def _sum_squares(work: ShardWork, places: list[int], states: BatchStates, faults: Container[int]) -> None:
-    """Add up what the sound samples of a batch hold; the others run again, or are left out."""
-    begin = 0
-    if work.sums_of_squares_K is None:
-        work.sums_of_squares_K = torch.zeros(states.norms_NK.shape[1], dtype=torch.float64)
-    for place in places:
-        end = begin + work.token_rows[place].size
-        if place not in faults:
-            work.sums_of_squares_K += states.norms_NK[begin:end].double().square().sum(dim=0)
-            work.summed_tokens += end - begin
-        begin = end
+    def _describe(self, work: ShardWork, states: BatchStates) -> None:
+        known = [x.numpy() for x in (states.means_NK, states.variances_NK, states.largest_NK)]
+        described = {
+            tap: TapStatistics.of_tokens(*(x[:, place] for x in known), width=self._identity.hidden_size)
+            for place, tap in enumerate(self._identity.taps)
+        }
+        work.statistics = merge_taps(work.statistics, described)

@@ -83,7 +83,7 @@ def main() -> int:
         reporter.refused(str(error), gate="failed" if isinstance(error, GateRefused) else "not_run")
         return error.exit_code
     extraction = _prepare(orders, record, _Equipment(model, forward, sink, guard), reporter, stop)
-    reporter.loaded(_ready(model))
+    reporter.loaded(_ready(model, guard))
     reporter.is_at("wait_for_job")
     client = make_client(orders.redis)
     queue = queue_name(record.run, record.identity.fingerprint)
@@ -165,13 +165,15 @@ def _on_batch(reporter: Reporter, *, is_cuda: bool) -> Callable[[int, int], None
     return on_batch
 
 
-def _ready(model: LoadedModel) -> ModelReady:
+def _ready(model: LoadedModel, guard: ReferenceGuard) -> ModelReady:
     return ModelReady(
         device=_device_name(model),
         torch=torch.__version__,
         load_seconds=model.load_seconds,
         warm_seconds=model.warm_seconds,
         gate=model.gate.verdict,
+        way=model.gate.way,
+        gate_differences={**model.gate.differences, "reference": guard.difference},
     )
 
 
@@ -191,6 +193,7 @@ def _made_by(orders: EngineOrders, model: LoadedModel) -> dict[str, object]:
         "transformers": transformers.__version__,
         "attention": str(getattr(model.backbone.config, "_attn_implementation", "unknown")),
         "way": model.gate.way,
+        "gate": {test: float(f"{difference:.2e}") for test, difference in model.gate.differences.items()},
         "model_load_seconds": round(model.load_seconds, 3),
         "model_warm_seconds": round(model.warm_seconds, 3),
     }

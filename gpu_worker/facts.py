@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 SHARD_EXTRACTED = "shard_extracted"
 GATE_VERDICTS = ("not_run", "passed", "failed")  # of the exactness gate, gpu_worker/canary.py
+GATE_TESTS = ("blocks", "swap", "reference")
 OUTCOMES = ("committed", "duplicate", "already_there", "in_hand", "given_back", "refused", "failed")
 
 
@@ -24,7 +25,8 @@ class ShardExtracted:
         hash_seconds: checksum. wait_seconds: for a free host buffer, that is, for the sink. upload_seconds: sending
             and waiting for the durable answer; of it, send_seconds: bytes onto the socket, answer_seconds: waiting for
             the sink, pauses between attempts included.
-        tap_rms: root mean square of the states of each tap; a tap whose sum is not finite is left out.
+        overflowed_values: values, in samples left out for it, that the stored dtype cannot hold.
+        statistics: count, mean, m2 and largest of the states of each tap; see contracts/statistics.py.
         message: the error, where there was one.
     """
 
@@ -47,7 +49,8 @@ class ShardExtracted:
     send_seconds: float = 0.0
     answer_seconds: float = 0.0
     upload_attempts: int = 0
-    tap_rms: Mapping[str, float] = field(default_factory=dict)
+    overflowed_values: int = 0
+    statistics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     message: str = ""
 
 
@@ -74,6 +77,8 @@ class ModelReady:
         device: what it runs on, for people. torch: its version.
         load_seconds: reading weights. warm_seconds: first forward passes.
         gate: one of GATE_VERDICTS; ``not_run`` where there was nothing finite to compare.
+        way: of batching, one of WAYS of contracts/worker_report.py.
+        gate_differences: the largest difference by test, of GATE_TESTS, where one was made.
     """
 
     device: str
@@ -81,3 +86,5 @@ class ModelReady:
     load_seconds: float
     warm_seconds: float
     gate: str
+    way: str = "padded"
+    gate_differences: Mapping[str, float] = field(default_factory=dict)

@@ -25,14 +25,18 @@ class BatchStates:
     Attributes:
         hidden_NKD: states in the stored dtype, on the device.
         largest_NK: largest magnitude of each token and tap, float32, on the host; NaN where one is NaN.
-        norms_NK: Euclidean length of each token's state of each tap, float32, on the host.
+        means_NK, variances_NK: of the values of each token and tap, float32, on the host.
+        overflowed_NK: how many values of each were finite until they were cast to the stored dtype, on the host; None
+            where it is as wide as the compute dtype.
         token_slots: slots of the batch, padding included.
         forward_seconds: time until the device was done.
     """
 
     hidden_NKD: Tensor
     largest_NK: Tensor
-    norms_NK: Tensor
+    means_NK: Tensor
+    variances_NK: Tensor
+    overflowed_NK: Tensor | None
     token_slots: int
     forward_seconds: float
 
@@ -67,42 +71,38 @@ class ForwardPass:
         device, runner = self._model.device, self._model.gate.runner
         with captured_taps(self._model.blocks, self._taps) as captured:
             slots_N = runner.run(rows)
-            hidden_NKD = gathered([captured[tap] for tap in self._taps], slots_N, self._stored_dtype, device)
-        largest_NK = hidden_NKD.abs().amax(dim=2).float()
-        norms_NK = torch.linalg.vector_norm(hidden_NKD, dim=2, dtype=torch.float32)  # casts as it sums, on CUDA
-        largest_NK, norms_NK = torch.stack((largest_NK, norms_NK)).cpu()  # one transfer; it waits for the device
+            taps_ND = gathered([captured[tap] for tap in self._taps], slots_N)
+            overflowed_NK = self._overflowed(taps_ND)
+            # the dtype changes where the block's device is, so that no more than what is stored moves between devices
+            hidden_NKD = torch.stack([tap_ND.to(self._stored_dtype).to(device) for tap_ND in taps_ND], dim=1)
+            del taps_ND
+        known_NK = [hidden_NKD.abs().amax(dim=2).float(), *_moments(hidden_NKD)]
+        largest_NK, variances_NK, means_NK = torch.stack(known_NK).cpu()  # one transfer; it waits for the device
         return BatchStates(
             hidden_NKD=hidden_NKD,
             largest_NK=largest_NK,
-            norms_NK=norms_NK,
+            means_NK=means_NK,
+            variances_NK=variances_NK,
+            overflowed_NK=None if overflowed_NK is None else overflowed_NK.cpu(),
             token_slots=runner.token_slots([row.size for row in rows]),
             forward_seconds=time.monotonic() - started,
         )
 
+    def _overflowed(self, taps_ND: list[Tensor]) -> Tensor | None:
+        """Return how many values of each token and tap the stored dtype cannot hold, or None where it holds all."""
+        if torch.finfo(self._stored_dtype).max >= torch.finfo(taps_ND[0].dtype).max:
+            return None
+        lost = [(~tap.to(self._stored_dtype).isfinite() & tap.isfinite()).sum(dim=1) for tap in taps_ND]
+        return torch.stack([lost_N.to(self._model.device) for lost_N in lost], dim=1)
 
-def gathered(taps_BTD: list[Tensor], slots_N: Tensor | None, stored_dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the real tokens of every tap, [N, K, D] in the stored dtype on *device*; without slots, all are real.
 
-    A model that is spread over several devices leaves each tap on its block's; there the padding goes and the dtype
-    changes, so that no more than what is stored moves between devices.
-    """
+def gathered(taps_BTD: list[Tensor], slots_N: Tensor | None) -> list[Tensor]:
+    """Return the real tokens of every tap, [N, D] each, on the tap's own device; without slots, all are real."""
     kept = [tap_BTD.flatten(0, 1) for tap_BTD in taps_BTD]
-    if slots_N is not None:
-        kept = [tap_ND[slots_N.to(tap_ND.device)] for tap_ND in kept]
-    return torch.stack([tap_ND.to(stored_dtype).to(device) for tap_ND in kept], dim=1)
+    return kept if slots_N is None else [tap_ND[slots_N.to(tap_ND.device)] for tap_ND in kept]
 
 
-def fault_of(largest_NK: Tensor, taps: tuple[str, ...]) -> tuple[str, str] | None:
-    """Judge one sample's states by their magnitudes; return (reason, detail), or None where they are sound.
-
-    A sample is unsound where a value is NaN or infinite, or where a tap is zero throughout.
-    """
-    is_sound = torch.isfinite(largest_NK)
-    if not bool(is_sound.all()):
-        # the shallowest tap: above it, attention spreads a NaN to the tokens before it too (0 times NaN)
-        tap, token = (int(i) for i in (~is_sound).T.nonzero()[0])
-        return "non_finite", f"{taps[tap]} is not finite at token {token}"
-    is_zero = largest_NK.amax(dim=0) == 0
-    if bool(is_zero.any()):
-        return "all_zero", f"{taps[int(is_zero.nonzero()[0])]} is zero at every token"
-    return None
+def _moments(hidden_NKD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return variance and mean of each token and tap, float32 [N, K]; tap by tap, to hold one of them in float32."""
+    by_tap = [torch.var_mean(hidden_NKD[:, tap].float(), dim=1, correction=0) for tap in range(hidden_NKD.shape[1])]
+    return torch.stack([tap[0] for tap in by_tap], dim=1), torch.stack([tap[1] for tap in by_tap], dim=1)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gpu_worker.facts import GATE_VERDICTS, OUTCOMES, BatchDone, ModelReady, ShardExtracted
+from gpu_worker.facts import GATE_TESTS, GATE_VERDICTS, OUTCOMES, BatchDone, ModelReady, ShardExtracted
 from hiddenstream.chassis.version import program_version
-from hiddenstream.contracts.worker_report import ACTIVITIES, BOTTLENECKS, WORKER_STATES, GpuReport
+from hiddenstream.contracts.statistics import statistics_from_wire
+from hiddenstream.contracts.worker_report import ACTIVITIES, BOTTLENECKS, WAYS, WORKER_STATES, GpuReport
 
 _STAGES = ("wait", "forward", "copy", "check", "hash", "upload", "send", "answer")
 _BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
@@ -29,6 +30,7 @@ class WorkerMetrics:
     sent_bytes: Counter
     quarantined: Counter
     out_of_memory_splits: Counter
+    overflowed_values: Counter
     stage_seconds: Histogram
     upload_attempts: Counter
     batches: Counter
@@ -41,7 +43,11 @@ class WorkerMetrics:
     bottleneck: Gauge
     state: Gauge
     exactness_gate: Gauge
+    batching_way: Gauge
+    exactness_difference: Gauge
     tap_rms: Gauge
+    tap_mean: Gauge
+    tap_largest: Gauge
     model_load_seconds: Gauge
     model_warm_seconds: Gauge
     gpus_claimed: Gauge
@@ -76,6 +82,9 @@ class WorkerMetrics:
             sent_bytes=counter("sent_bytes_total", "Bytes of shard files that the sink accepted."),
             quarantined=counter("samples_quarantined_total", "Samples left out with a reason."),
             out_of_memory_splits=counter("out_of_memory_splits_total", "Forward batches split for lack of memory."),
+            overflowed_values=counter(
+                "overflowed_values_total", "Values, in samples left out for it, that the stored dtype cannot hold."
+            ),
             stage_seconds=Histogram(
                 "hiddenstream_worker_stage_seconds",
                 "Time of one shard in each stage.",
@@ -104,7 +113,13 @@ class WorkerMetrics:
                 "1 for what the last engine's check of batches against single samples said.",
                 ("verdict",),
             ),
+            batching_way=gauge("batching_way", "1 for how the last engine batches samples.", ("way",)),
+            exactness_difference=gauge(
+                "exactness_difference", "Largest relative difference that the last engine's check found.", ("test",)
+            ),
             tap_rms=gauge("tap_rms", "Root mean square of the last shard's states, by tap.", ("tap",)),
+            tap_mean=gauge("tap_mean", "Mean of the last shard's states, by tap.", ("tap",)),
+            tap_largest=gauge("tap_largest", "Largest magnitude in the last shard's states, by tap.", ("tap",)),
             model_load_seconds=gauge("model_load_seconds", "Time in which the last engine read the model's weights."),
             model_warm_seconds=gauge("model_warm_seconds", "Time of the last engine's first forward passes."),
             gpus_claimed=gauge("gpus_claimed", "GPUs that this worker has claimed."),
@@ -158,6 +173,9 @@ class WorkerMetrics:
     def show_model(self, ready: ModelReady) -> None:
         """Show an engine's model."""
         self.show_gate(ready.gate)
+        _show_one(self.batching_way, WAYS, ready.way)
+        for test in GATE_TESTS:
+            self.exactness_difference.labels(test).set(ready.gate_differences.get(test, math.nan))
         self.show_build(torch=ready.torch)
         self.model_load_seconds.set(ready.load_seconds)
         self.model_warm_seconds.set(ready.warm_seconds)
@@ -201,8 +219,10 @@ class WorkerMetrics:
         self.out_of_memory_splits.inc(facts.out_of_memory_splits)
         if facts.outcome not in ("committed", "duplicate"):
             return
-        for tap, rms in facts.tap_rms.items():
-            self.tap_rms.labels(tap).set(rms)
+        for tap, statistics in statistics_from_wire(facts.statistics).items():
+            self.tap_rms.labels(tap).set(statistics.rms)
+            self.tap_mean.labels(tap).set(statistics.mean)
+            self.tap_largest.labels(tap).set(statistics.largest)
         for stage in _STAGES:
             self.stage_seconds.labels(stage).observe(getattr(facts, f"{stage}_seconds"))
         if facts.outcome == "committed":
@@ -210,6 +230,7 @@ class WorkerMetrics:
             self.tokens.inc(facts.tokens)
             self.sent_bytes.inc(facts.file_bytes)
             self.quarantined.inc(facts.quarantined)
+            self.overflowed_values.inc(facts.overflowed_values)
 
 
 def _show_one(gauge: Gauge, names: tuple[str, ...], chosen: str) -> None:

@@ -14,6 +14,7 @@ from gpu_worker.upload import FinishedShard
 from hiddenstream.contracts.job import ExtractionJob
 from hiddenstream.contracts.run import FORMAT_VERSION, RunRecord
 from hiddenstream.contracts.shard import ShardMetadata, encode_header, sample_tensors, shard_layout
+from hiddenstream.contracts.statistics import statistics_to_wire
 
 
 def finish_shard(
@@ -66,7 +67,13 @@ def finish_shard(
             xxh3=checksum.hexdigest(),
             sample_ids=stored.ids,
             quarantined=tuple(work.faults[place] for place in sorted(work.faults)),
-            made_by={**made_by, **timings, "token_slots": work.token_slots, "batches": work.batches},
+            made_by={
+                **made_by,
+                **timings,
+                "token_slots": work.token_slots,
+                "batches": work.batches,
+                "statistics": statistics_to_wire(work.statistics),
+            },
         ),
     )
     facts = ShardExtracted(
@@ -85,7 +92,8 @@ def finish_shard(
         copy_seconds=work.copy_seconds,
         check_seconds=work.check_seconds,
         hash_seconds=hash_seconds,
-        tap_rms=work.tap_rms(identity.taps),
+        overflowed_values=work.overflowed_values,
+        statistics=statistics_to_wire(work.statistics),
     )
     return FinishedShard(pieces=(header, *body), buffer=buffer, facts=facts)
 

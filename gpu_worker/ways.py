@@ -27,8 +27,8 @@ from gpu_worker.packed_attention import AttentionSwitch
 from gpu_worker.packed_recurrence import heed_segments
 from gpu_worker.packing import Segments, packed
 from hiddenstream.contracts.batches import cut_batches
+from hiddenstream.contracts.worker_report import WAYS
 
-WAYS = ("packed", "padded", "equal_lengths", "one_at_a_time")
 TokenRow = npt.NDArray[np.int32]
 TokenRows = list[TokenRow]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, Board, Panel, Section, one_of
 from grafana.short import lines, stat
-from hiddenstream.contracts.worker_report import WORKER_STATES
+from hiddenstream.contracts.worker_report import WAYS, WORKER_STATES
 
 CHOSEN = 'instance=~"$instance"'
 STATE_COLORS = {
@@ -20,6 +20,7 @@ STATE_COLORS = {
 }
 VERDICTS = ("not_run", "passed", "failed")
 VERDICT_COLORS = (GREY, GREEN, RED)
+WAY_COLORS = (GREEN, BLUE, YELLOW, ORANGE)
 
 
 def _rate(counter: str) -> str:
@@ -101,6 +102,26 @@ _STATES = (
     ),
 )
 
+_BATCHING = (
+    Panel(
+        kind="states",
+        title="Way of batching",
+        description="How each worker batches samples, as its check at the start allowed; packed is the fastest. "
+        "Its log says way_refused, with the reason, for each faster one.",
+        queries={"{{instance}}": one_of("hiddenstream_worker_batching_way", "way", WAYS, only=f", {CHOSEN}")},
+        unit="none",
+        height=7,
+        meanings=dict(enumerate(zip(WAYS, WAY_COLORS, strict=True))),
+    ),
+    lines(
+        "Largest difference at the start, by test",
+        {"{{instance}} {{test}}": f"hiddenstream_worker_exactness_difference{{{CHOSEN}}}"},
+        "blocks: a block's output for a token, in this way and alone. swap: 0 where other batch mates change not one "
+        "bit. reference: against what the run's first worker stored. All relative.",
+        unit="short",
+    ),
+)
+
 _BUSY = (
     lines(
         "GPU busy share by worker",
@@ -179,9 +200,40 @@ _SHARDS = (
     ),
     lines(
         "Size of the states by tap",
-        {"tap {{tap}}": f"avg by (tap) (hiddenstream_worker_tap_rms{{{CHOSEN}}})"},
-        "Root mean square of the last shard's states. It is a property of the model: a jump, or a worker that differs, "
-        "deserves hiddenstream verify --recompute.",
+        {
+            "tap {{tap}}": f"avg by (tap) (hiddenstream_worker_tap_rms{{{CHOSEN}}})",
+            "tap {{tap}}, whole run": "max by (tap) (hiddenstream_producer_tap_rms)",
+        },
+        "Root mean square of the last shard's states, and of all. It is a property of the model: a jump, or a worker "
+        "that differs, deserves hiddenstream verify --recompute.",
+        unit="short",
+        width=12,
+    ),
+    lines(
+        "Largest magnitude by tap",
+        {
+            "tap {{tap}}": f"max by (tap) (hiddenstream_worker_tap_largest{{{CHOSEN}}})",
+            "tap {{tap}}, whole run": "max by (tap) (hiddenstream_producer_tap_largest)",
+        },
+        "Of the last shard's states, and of all. float16 holds up to 65,504; samples beyond it are left out.",
+        unit="short",
+        width=12,
+    ),
+    lines(
+        "Mean of the states by tap",
+        {
+            "tap {{tap}}": f"avg by (tap) (hiddenstream_worker_tap_mean{{{CHOSEN}}})",
+            "tap {{tap}}, whole run": "max by (tap) (hiddenstream_producer_tap_mean)",
+        },
+        "Of the last shard's states, and of all.",
+        unit="short",
+        width=12,
+    ),
+    lines(
+        "Values that overflowed",
+        {"{{instance}}": f"hiddenstream_worker_overflowed_values_total{{{CHOSEN}}}"},
+        "Values, in samples left out for it, that the stored dtype cannot hold. A few samples do no harm; many want "
+        "--store-dtype bfloat16 or float32.",
         unit="short",
         width=12,
     ),
@@ -234,6 +286,7 @@ BOARD = Board(
     sections=(
         Section(title="", panels=_STATS),
         Section(title="States", panels=_STATES),
+        Section(title="Batching", panels=_BATCHING),
         Section(title="How busy", panels=_BUSY),
         Section(title="GPUs", panels=_GPUS),
         Section(title="Shards", panels=_SHARDS),

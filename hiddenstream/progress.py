@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 from hiddenstream.contracts.commit import CommitLine
 from hiddenstream.contracts.errors import RunDirectoryError
 from hiddenstream.contracts.run import RunRecord
+from hiddenstream.contracts.statistics import TapStatistics, merge_taps, statistics_from_wire
 from hiddenstream.run_directory.ledger import LedgerReader
 from hiddenstream.run_directory.paths import RunPaths
 
@@ -59,6 +61,7 @@ class Progress:
         quarantined: quarantined samples by reason.
         committed_samples_by_worker: counts by worker's name.
         stages: where time went.
+        statistics: of all committed states, by tap.
         tokens_per_second: over the last five minutes of commits, or None before the second commit.
         eta_seconds: time that the rest takes at that rate, or None where there is no rate; 0 when complete.
         last_commit_time: ISO 8601, UTC, or None.
@@ -81,6 +84,7 @@ class Progress:
     quarantined: Mapping[str, int]
     committed_samples_by_worker: Mapping[str, int]
     stages: StageSeconds
+    statistics: Mapping[str, TapStatistics]
     tokens_per_second: float | None
     eta_seconds: float | None
     last_commit_time: str | None
@@ -138,6 +142,7 @@ def progress_of(record: RunRecord, commits: Iterable[CommitLine], *, unreadable_
     by_worker: Counter[str] = Counter()
     for commit in done:
         by_worker[str(commit.made_by.get("worker", "unknown"))] += commit.samples
+    described = (statistics_from_wire(commit.made_by.get("statistics")) for commit in done)
     return Progress(
         run=record.run,
         input_rows=record.input_rows,
@@ -155,6 +160,7 @@ def progress_of(record: RunRecord, commits: Iterable[CommitLine], *, unreadable_
         quarantined=dict(quarantined),
         committed_samples_by_worker=dict(by_worker),
         stages=_stages(done),
+        statistics=reduce(merge_taps, described, {}),
         tokens_per_second=rate,
         eta_seconds=0.0 if len(done) == record.shards else (record.tokens - tokens) / rate if rate else None,
         last_commit_time=done[-1].time if done else None,

@@ -95,6 +95,8 @@ def progress_lines(progress: Progress) -> Iterator[str]:
         yield f"worker     {worker}: {samples:,} samples"
     stages = (f"{stage.removesuffix('_seconds')} {seconds:,.1f} s" for stage, seconds in asdict(p.stages).items())
     yield f"stages     {', '.join(stages)}"
+    for tap, known in p.statistics.items():
+        yield f"states     {tap}: RMS {known.rms:.4g}, mean {known.mean:.3g}, largest {known.largest:.4g}"
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -18,7 +18,8 @@ from hiddenstream.status_page.parts import DiskStatus
 from hiddenstream.status_page.totals import LedgerTotals
 from producer.dispatch import DispatchState
 
-QUARANTINE_REASONS = ("non_finite", "all_zero", "out_of_memory", "kills_engine")  # of contracts.commit.Quarantined
+# of contracts.commit.Quarantined
+QUARANTINE_REASONS = ("non_finite", "overflow", "all_zero", "constant", "out_of_memory", "kills_engine")
 _RUN_LABELS = ("run", "model", "fingerprint", "compute_dtype", "stored_dtype", "taps")
 
 
@@ -59,6 +60,9 @@ class ProducerMetrics:
     disk_free: Gauge
     disk_total: Gauge
     disk_reserve: Gauge
+    tap_rms: Gauge
+    tap_mean: Gauge
+    tap_largest: Gauge
     run_info: Gauge
     build_info: Gauge
 
@@ -103,6 +107,9 @@ class ProducerMetrics:
             disk_free=gauge("disk_free_bytes", "Free space of the run directory's disk, reserve included."),
             disk_total=gauge("disk_total_bytes", "Size of the run directory's disk."),
             disk_reserve=gauge("disk_reserve_bytes", "Free bytes below which no new shards are delivered."),
+            tap_rms=gauge("tap_rms", "Root mean square of all committed states, by tap.", ("tap",)),
+            tap_mean=gauge("tap_mean", "Mean of all committed states, by tap.", ("tap",)),
+            tap_largest=gauge("tap_largest", "Largest magnitude in all committed states, by tap.", ("tap",)),
             run_info=gauge("run_info", "Always 1; the labels name the run.", _RUN_LABELS),
             build_info=gauge("build_info", "Always 1; the labels name the program.", ("version", "python")),
         )
@@ -154,6 +161,10 @@ class ProducerMetrics:
         self.shards_to_do.set(record.shards - committed.shards)
         self.is_complete.set(committed.shards >= record.shards)
         self.last_commit.set(last_commit or 0)
+        for tap, statistics in totals.statistics().items():
+            self.tap_rms.labels(tap=tap).set(statistics.rms)
+            self.tap_mean.labels(tap=tap).set(statistics.mean)
+            self.tap_largest.labels(tap=tap).set(statistics.largest)
         for reason in {*QUARANTINE_REASONS, *quarantined}:
             self.samples_quarantined.labels(reason=reason).set(quarantined.get(reason, 0))
 

@@ -19,7 +19,8 @@ class Quarantined:
 
     Attributes:
         id: the sample.
-        reason: from a closed list: ``non_finite``, ``all_zero``, ``out_of_memory``, ``kills_engine``.
+        reason: from a closed list: ``non_finite``, ``overflow``, ``all_zero``, ``constant``,
+            ``out_of_memory``, ``kills_engine``.
         detail: evidence, for people.
     """
 

@@ -17,6 +17,7 @@ from hiddenstream.contracts.errors import WireError
 REPORT_SECONDS = 5.0
 REPORT_BYTES = 64 * 1024  # the most that is read of one
 # What a worker is at. ``idle``: its model is loaded and no job comes. ``refused``: it cannot serve this run.
+WAYS = ("packed", "padded", "equal_lengths", "one_at_a_time")  # of batching, from the fastest on
 WORKER_STATES = (
     "waiting_for_sink",
     "waiting_for_queue",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hiddenstream.contracts.commit import CommitLine
+from hiddenstream.contracts.statistics import TapStatistics, merge_taps, statistics_from_wire
 from hiddenstream.progress import RATE_COMMITS, RATE_WINDOW_SECONDS
 from hiddenstream.status_page.parts import Amount, Example, FailureGroup, RatePoint
 
@@ -75,13 +76,20 @@ class LedgerTotals:
         self._last: float | None = None
         self._recent: list[_Commit] = []
         self._history = RateHistory()
+        self._statistics: dict[str, TapStatistics] = {}
 
     def add(self, commit: CommitLine, replaced: CommitLine | None = None) -> None:
-        """Count a commit, in place of an older one of the same shard where there was one."""
+        """Count a commit, in place of an older one of the same shard where there was one.
+
+        Its states' statistics are added only the first time: the same samples give the same.
+        """
         with self._lock:
             if replaced is not None:
                 self._count(replaced, -1)
             self._count(commit, 1)
+            if replaced is None:
+                described = statistics_from_wire(commit.made_by.get("statistics"))
+                self._statistics = merge_taps(self._statistics, described)
             time = _time(commit)
             self._first = time if self._first is None else min(time, self._first)
             self._last = time if self._last is None else max(time, self._last)
@@ -103,6 +111,11 @@ class LedgerTotals:
                 examples[:] = [one for one in examples if one[0] != commit.shard]
             elif len(examples) < MOST_EXAMPLES:
                 examples.append((commit.shard, Example(name=entry.id, detail=entry.detail[:300])))
+
+    def statistics(self) -> dict[str, TapStatistics]:
+        """Return the statistics of all committed states, by tap."""
+        with self._lock:
+            return self._statistics
 
     def counts(self) -> tuple[Amount, dict[str, int], float | None]:
         """Return what is committed, quarantined samples by reason, and the newest commit's Unix time."""

@@ -111,7 +111,14 @@ def test_a_report_says_what_the_last_minute_was():
     worker.standing.engine_is_at("upload-0", "send", 110.0)
     worker.now = 140.0
     worker.standing.delivery_has_ended(
-        ShardExtracted(shard=3, delivery="a_1", outcome="committed", samples=2, tokens=400, tap_rms={"block.1": 2.5})
+        ShardExtracted(
+            shard=3,
+            delivery="a_1",
+            outcome="committed",
+            samples=2,
+            tokens=400,
+            statistics={"block.1": {"count": 4, "mean": 1.5, "m2": 16.0, "largest": 4.0}},
+        )
     )
     after = worker.standing.look(())
 

@@ -10,10 +10,13 @@ from safetensors.torch import load_file, save_file
 import hiddenstream
 from gpu_worker.buffers import HostBuffer
 from gpu_worker.compute import ShardComputer
-from gpu_worker.forward import fault_of, gathered
+from gpu_worker.forward import BatchStates, gathered
+from gpu_worker.judge import fault_of
 from gpu_worker.recompute import load_plain, plain_states
 from gpu_worker.shard_file import finish_shard
 from gpu_worker.sink_client import SinkClient
+from hiddenstream.contracts.statistics import statistics_from_wire
+from hiddenstream.run_directory.ledger import LedgerReader
 from tests.gpu_worker.made import a_job, a_planned_run, forward_of, loaded
 from tests.sink.harness import a_sink, files_left
 from tests.tiny import random_rows, save_tiny_model
@@ -216,42 +219,123 @@ def test_a_worker_may_go_below_the_plan_s_budget(budget, tiny_model, tmp_path):
     assert work.token_slots // work.batches <= max(min(budget, 40), max(LENGTHS))
 
 
+def some_states(values, overflowed=None):
+    """Return what a forward pass tells of states [N, K, D]."""
+    hidden = torch.tensor(values, dtype=torch.float32)
+    return BatchStates(
+        hidden_NKD=hidden,
+        largest_NK=hidden.abs().amax(dim=2),
+        means_NK=hidden.mean(dim=2),
+        variances_NK=hidden.var(dim=2, correction=0),
+        overflowed_NK=None if overflowed is None else torch.tensor(overflowed),
+        token_slots=len(values),
+        forward_seconds=0.0,
+    )
+
+
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
-    ("largest", "fault"),
+    ("values", "overflowed", "tokens", "fault"),
     [
-        ([[1.0, 2.0], [0.0, 1.0]], None),
-        ([[1.0, 2.0], [3.0, float("inf")]], ("non_finite", "b is not finite at token 1")),
-        ([[float("nan"), 0.0]], ("non_finite", "a is not finite at token 0")),
-        ([[1.0, float("nan")], [float("nan")] * 2], ("non_finite", "a is not finite at token 1")),
-        ([[1.0, 0.0], [1.0, 0.0]], ("all_zero", "b is zero at every token")),
+        ([[[1.0], [2.0]], [[3.0], [0.0]]], None, [7, 8], None),
+        ([[[1.0], [2.0]], [[NAN], [NAN]]], None, [7, 8], ("non_finite", "a is not finite at token 1")),
+        ([[[1.0], [float("inf")]], [[2.0], [1.0]]], None, [7, 8], ("non_finite", "b is not finite at token 0")),
+        (
+            [[[1.0], [float("inf")]], [[2.0], [1.0]]],
+            [[0, 3], [0, 0]],
+            [7, 8],
+            ("overflow", "b overflows float32 at token 0; 3 values do in all"),
+        ),
+        ([[[1.0], [0.0]], [[2.0], [0.0]]], None, [7, 8], ("all_zero", "b is zero at every token")),
+        ([[[1.0], [5.0]], [[2.0], [5.0]]], None, [7, 8], ("constant", "b is the same at every token")),
+        ([[[1.0], [5.0]], [[1.0], [5.0]]], None, [7, 7], None),
+        ([[[1.0, 2.0], [5.0, 6.0]], [[3.0, 2.0], [6.0, 5.0]]], None, [7, 8], None),
+        ([[[1.0], [5.0]]], None, [7], None),
     ],
 )
-def test_states_are_judged_by_their_magnitudes(largest, fault):
-    """NaN and infinity are named by the shallowest tap and its first token; a zero is sound, a tap of zeros is not."""
-    assert fault == fault_of(torch.tensor(largest), ("a", "b"))
+def test_states_are_judged_token_by_token(values, overflowed, tokens, fault):
+    """The shallowest tap and its first token are named; zeros and equal tokens are sound, taps of zeros are not."""
+    assert fault == fault_of(some_states(values, overflowed), 0, np.array(tokens, np.int32), ("a", "b"))
 
 
-def test_the_root_mean_square_is_that_of_what_is_stored(poisoned_model, tmp_path):
-    """Each tap's figure is that of the stored states alone: a sample that is not finite spoils no other's."""
+def test_the_statistics_are_those_of_what_is_stored(poisoned_model, tmp_path):
+    """Each tap's figures are those of the stored states alone, also in the ledger: what is left out spoils none."""
     paths = a_planned_run(tmp_path, poisoned_model, with_rare_token(some_rows(), 2))
 
     _, shard = compute(paths)
     run = stored(paths, shard)
 
     assert 1 == len(run.quarantined)
-    assert set(run.record.identity.taps) == set(shard.facts.tap_rms)
-    for tap, found in shard.facts.tap_rms.items():
-        values = np.concatenate([sample.states_of(tap) for sample in run])
-        assert found == pytest.approx(float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))), rel=1e-5)
+    ledger = LedgerReader(paths.ledger)
+    (commit,) = ledger.poll()
+    told = statistics_from_wire(commit.made_by["statistics"])
+    assert set(run.record.identity.taps) == set(told)
+    assert told == statistics_from_wire(shard.facts.statistics)
+    for tap, found in told.items():
+        values = np.concatenate([sample.states_of(tap) for sample in run]).astype(np.float64)
+        expected = (values.size, values.mean(), np.square(values - values.mean()).sum(), np.abs(values).max())
+        assert expected == pytest.approx((found.count, found.mean, found.m2, found.largest), rel=1e-4, abs=1e-6)
+        assert np.sqrt(np.mean(values**2)) == pytest.approx(found.rms, rel=1e-5)
 
 
-def test_a_shard_without_sound_samples_has_no_root_mean_square(poisoned_model, tmp_path):
+def test_a_shard_without_sound_samples_has_no_statistics(poisoned_model, tmp_path):
     """Where nothing is stored there is no figure, rather than one that is no number."""
     paths = a_planned_run(tmp_path, poisoned_model, with_rare_token(some_rows(), *range(len(LENGTHS))))
 
     _, shard = compute(paths)
 
-    assert {} == shard.facts.tap_rms
+    assert {} == shard.facts.statistics
+
+
+def test_mates_of_an_unsound_sample_are_run_again_alone(poisoned_model, tmp_path):
+    """A batch with a fault is stored from passes of one sample each; only the faulty sample is left out."""
+    paths = a_planned_run(tmp_path, poisoned_model, with_rare_token(some_rows(), 2))
+    beats = []
+
+    _, shard = compute(paths, beats=beats, job_budget=1000)
+    run = stored(paths, shard)
+
+    assert sorted([sum(LENGTHS), *LENGTHS]) == sorted(tokens for tokens, _ in beats)
+    assert ["s2"] == list(run.quarantined)
+    assert worst_difference(run) <= 1e-5
+
+
+def test_a_narrow_stored_dtype_that_overflows_is_told_from_nan(tmp_path):
+    """A state that float16 cannot hold leaves its sample out as an overflow, with the number of values."""
+    folder = save_tiny_model("llama", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][RARE, :3] = 1e6
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    rows = with_rare_token(some_rows(), 5)
+    paths = a_planned_run(tmp_path, folder, rows, taps=("embedding", "block.1"), stored_dtype="float16")
+
+    _, shard = compute(paths)
+    run = stored(paths, shard)
+
+    (entry,) = run.quarantined.values()
+    assert ("s5", "overflow") == (entry.id, entry.reason)
+    assert "embedding overflows float16 at token 15; 6 values do in all" == entry.detail
+    assert 6 == shard.facts.overflowed_values
+    assert len(LENGTHS) - 1 == len(run)
+
+
+def test_a_constant_tap_is_left_out(tmp_path):
+    """A model whose embedding is the same for every token stores no sample of two different tokens."""
+    folder = save_tiny_model("gpt2", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    for name in ("transformer.wte.weight", "transformer.wpe.weight"):
+        weights[name][:] = weights[name][0]
+    weights = {name: tensor.clone() for name, tensor in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    paths = a_planned_run(tmp_path, folder, some_rows(), taps=("embedding",))
+
+    _, shard = compute(paths)
+    run = stored(paths, shard)
+
+    assert {"constant"} == {entry.reason for entry in run.quarantined.values()}
+    assert {1} == {sample.input_ids.size for sample in run}
 
 
 def test_batches_and_activities_are_told(tiny_model, tmp_path):
@@ -266,23 +350,12 @@ def test_batches_and_activities_are_told(tiny_model, tmp_path):
     assert work.token_slots == sum(slots for _, slots in beats)
 
 
-@pytest.mark.parametrize("stored_dtype", [torch.float32, torch.bfloat16])
-def test_taps_are_gathered_by_their_real_tokens(stored_dtype):
-    """Gathering leaves the padding out and keeps the order of taps, in the stored dtype."""
+def test_taps_are_gathered_by_their_real_tokens():
+    """Gathering leaves the padding out and keeps the order of taps; without slots nothing is padding."""
     taps_BTD = [torch.arange(24, dtype=torch.float32).view(2, 3, 4) + 100 * tap for tap in range(2)]
 
-    hidden_NKD = gathered(taps_BTD, torch.tensor([0, 3, 4]), stored_dtype, torch.device("cpu"))
+    first, second = gathered(taps_BTD, torch.tensor([0, 3, 4]))
 
-    assert (3, 2, 4) == tuple(hidden_NKD.shape)
-    assert stored_dtype == hidden_NKD.dtype
-    assert [0, 12, 16] == hidden_NKD[:, 0, 0].tolist()
-    assert [100, 112, 116] == hidden_NKD[:, 1, 0].float().tolist()
-
-
-def test_taps_on_other_devices_are_brought_to_one():
-    """States that lie on another device are moved; here to the one device besides the CPU that every torch has."""
-    taps_BTD = [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, device="meta")]
-
-    hidden_NKD = gathered(taps_BTD, torch.tensor([0, 3]), torch.bfloat16, torch.device("meta"))
-
-    assert ("meta", (2, 2, 4)) == (hidden_NKD.device.type, tuple(hidden_NKD.shape))
+    assert [0, 12, 16] == first[:, 0].tolist()
+    assert [100, 112, 116] == second[:, 0].tolist()
+    assert [0, 4, 8, 12, 16, 20] == gathered(taps_BTD, None)[0][:, 0].tolist()

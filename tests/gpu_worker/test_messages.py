@@ -33,7 +33,7 @@ FACTS = ShardExtracted(
     outcome="failed",
     samples=3,
     upload_seconds=0.25,
-    tap_rms={"block.0": 1.25},
+    statistics={"block.0": {"count": 2, "mean": 1.0, "m2": 0.5, "largest": 1.5}},
     message='"é"\n\u2028 of an error',
 )
 READY = ModelReady(device="cpu", torch="2.13.0", load_seconds=1.5, warm_seconds=0.25, gate="passed")

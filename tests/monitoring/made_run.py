@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from hiddenstream.contracts.worker_report import ACTIVITIES, BOTTLENECKS, WORKER_STATES
+from hiddenstream.contracts.worker_report import ACTIVITIES, BOTTLENECKS, WAYS, WORKER_STATES
 from tests.monitoring.made_services import MadeService
 
 STEP_SECONDS = 5
@@ -151,6 +151,10 @@ class MadeRun:
         worker.show("gpu_temperature_celsius", 38 + 32 * busy, gpu="0")
         if not is_loading:
             worker.show_one("exactness_gate", "verdict", ("not_run", "passed", "failed"), "passed")
+            worker.show_one("batching_way", "way", WAYS, "packed")
+            for test, difference in (("blocks", 3.1e-3), ("swap", 0.0), ("reference", 8e-3)):
+                worker.show("exactness_difference", difference, test=test)
+            worker.add("overflowed_values_total", 0)
             worker.show("model_load_seconds", 31.4)
             worker.show("model_warm_seconds", 4.2)
 
@@ -172,6 +176,8 @@ class MadeRun:
         worker.observe("stage_seconds", stages["send"] + stages["answer"], stage="upload")
         for tap, rms in zip(TAPS, (0.9, 1.7, 2.6, 4.1, 6.8), strict=True):
             worker.show("tap_rms", rms * random_share(0.98, 1.02), tap=tap)
+            worker.show("tap_mean", 0.01 * rms * random_share(0.9, 1.1), tap=tap)
+            worker.show("tap_largest", 40 * rms * random_share(0.9, 1.1), tap=tap)
         worker.add("deliveries_total", 1, outcome="committed")
         for name, amount in (
             ("tokens", SHARD_TOKENS),
@@ -188,7 +194,13 @@ class MadeRun:
         self._sink.observe("commit_seconds", random_share(0.002, 0.02) * (8 if self._is_slow() else 1))
         self._stored += 1
 
+    def _show_states_of_run(self) -> None:
+        for tap, rms in zip(TAPS, (0.9, 1.7, 2.6, 4.1, 6.8), strict=True):
+            for name, value in (("rms", rms), ("mean", 0.01 * rms), ("largest", 44 * rms)):
+                self._producer.show(f"tap_{name}", value, tap=tap)
+
     def _show_producer(self, now: float) -> None:
+        self._show_states_of_run()
         show, live = self._producer.show, self._live()
         loading = sum(self.seconds <= self._loaded_at[place] for place, one in enumerate(self._workers) if one)
         if self._stored:
