@@ -39,7 +39,7 @@ _DELTA = {
     **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
 }
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
 _ALTERNATING = ["sliding_attention", "full_attention"] * 2
 _GEMMA = {"query_pre_attn_scalar": 16}
 _GEMMA3N = {
@@ -94,10 +94,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"layers_block_type": ["mamba", "attention"] * 2},
     },
     **{"jamba": {**_MOE, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}},
-    **{"mamba": {"state_size": 8}, "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1}},
+    "mamba": {"state_size": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     **{"falcon_mamba": {"state_size": 8}, "recurrent_gemma": {"lru_width": WIDTH, "attention_window_size": WINDOW}},
     **{"xlstm": {"num_heads": 4, "num_blocks": BLOCKS}, "rwkv": {"attention_hidden_size": WIDTH}},
-    **{"zamba2": {**_MAMBA, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_headdim": 16}},
+    **{"zamba2": {**_MAMBA, "chunk_size": 16, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_headdim": 16}},
     **{"llama+tied": {"tie_word_embeddings": True}, "llama+llama3-rope": {"rope_parameters": _LLAMA3_ROPE}},
     "llama+dynamic-rope": {
         **{"max_position_embeddings": 32},

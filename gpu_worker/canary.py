@@ -34,7 +34,7 @@ from gpu_worker.packed_attention import AttentionSwitch
 from gpu_worker.packing import PackingUnsupported
 from gpu_worker.swap_check import swap_mates
 from gpu_worker.tap_names import misnamed_tap
-from gpu_worker.taps import captured_taps
+from gpu_worker.taps import captured_taps, no_hook_left
 from gpu_worker.ways import BatchRunner, TokenRows
 from hiddenstream.chassis.logs import log
 from hiddenstream.contracts.errors import ModelError
@@ -209,10 +209,16 @@ def _has_finite_states(subject: Subject, identity: RunIdentity, vocabulary: int)
     row = np.random.default_rng(2).integers(0, vocabulary, 9).astype(np.int32)
     ids_BT = padded_batch([row], subject.device)
     try:
-        with captured_taps(subject.blocks, tuple({EMBEDDING: 0, **dict.fromkeys(identity.taps)})) as captured:
+        taps = tuple(dict.fromkeys((EMBEDDING, *identity.taps)))
+        with no_hook_left(subject.backbone), captured_taps(subject.blocks, taps) as captured:
             output = subject.backbone(input_ids=ids_BT, use_cache=False, output_hidden_states=True)
     except ModelError as error:
         raise GateRefused(f"{type(subject.backbone).__name__}: {error}") from error
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+            raise
+        name, where = type(subject.backbone).__name__, f"in {identity.compute_dtype} on {subject.device.type}"
+        raise GateRefused(f"{name} cannot run {where}: {str(error).splitlines()[0]}") from error
     subject.fresh.restore()
     name = type(subject.backbone).__name__
     for tap in identity.taps:

@@ -37,7 +37,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _attention_mask: Tensor | None,
+    attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -50,7 +50,7 @@ def packed_attention(
 
     Args:
         query: [1, H, T, E]. key, value: [1, G, T, E]; the value's head size may be another.
-        _attention_mask: none is made; the pack's boundaries stand for it.
+        attention_mask: not used; the pack's boundaries stand for it.
         scaling: of the scores; the inverse root of the head size unless given.
         sliding_window: tokens that a token sees, itself included.
         s_aux: a sink logit for each query head, [H].
@@ -62,6 +62,7 @@ def packed_attention(
         PackingUnsupported: outside of a pack, more than one row, a layer that looks ahead, scores that are capped, or a
             head that is too large.
     """
+    del attention_mask  # families pass it by place or by name
     segments = current_segments()
     if segments is None or query.shape[0] != 1 or query.shape[2] != sum(segments.lengths):
         raise PackingUnsupported(f"{type(module).__name__} attends over something else than the pack's tokens")

@@ -17,8 +17,11 @@ from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.taps import EMBEDDING, tap_depth
 
 
-def load_plain(name: str, revision: str | None, dtype: str) -> Any:
+def load_plain(name: str, revision: str | None, dtype: str, *, device: str | None = None) -> Any:
     """Load the whole model as anybody would: its causal language model, or the multimodal one that it is.
+
+    Args:
+        device: where; a GPU where there is one, unless given.
 
     Raises:
         ModelError: it does not load, or its files lack weights.
@@ -31,7 +34,7 @@ def load_plain(name: str, revision: str | None, dtype: str) -> Any:
                 name,
                 revision=revision,
                 dtype=getattr(torch, dtype),
-                device_map="cuda" if torch.cuda.is_available() else None,
+                device_map=device or ("cuda" if torch.cuda.is_available() else None),
                 output_loading_info=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -61,7 +64,6 @@ def plain_states(
     """Return each tap of one sample, float64 [S, H], by transformers' own ``hidden_states``.
 
     ``NORMED`` counts as a tap here. Of a sample of more than *most_tokens*, the states of the first ones are returned.
-
 
     Their numbering is found out, not assumed: it begins with what enters block 0, but in some families (mamba) with
     what leaves it. The last block's output is taken by a hook, since transformers gives its normed form.

@@ -6,6 +6,7 @@ no cache. What it gives is compared by relative L2 per tap and by the largest ab
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,18 @@ from typing import Any
 import numpy as np
 
 import hiddenstream
+from gpu_worker.exact_float32 import make_float32_exact
 from gpu_worker.mistakes import NORMED, likely_mistake, of_sample
 from gpu_worker.plain import load_plain as load_plain
 from gpu_worker.plain import plain_states as plain_states
-from hiddenstream.contracts.errors import ModelError
+from gpu_worker.reference import TIMES_NOISE
+from hiddenstream.contracts.errors import ModelError, RunDirectoryError
+from hiddenstream.contracts.run import RunRecord
 from hiddenstream.contracts.taps import EMBEDDING
+from hiddenstream.mapped_run_file import map_run_file
 from hiddenstream.model_reference import resolve_model
 from hiddenstream.reader import Run
+from hiddenstream.run_directory.paths import RunPaths
 from hiddenstream.sample import Sample
 
 # Relative L2 that two right ways of computing a state may differ by. float32: 2e-7 was measured, a leak
@@ -40,7 +46,7 @@ class RecomputeReport:
         worst_relative_l2: largest relative L2 difference of one tap of one sample.
         worst_absolute: largest difference of one value.
         worst_sample, worst_tap: where the relative difference is largest.
-        tolerance: the largest relative L2 that is still right, for the run's dtypes.
+        tolerance: the largest relative L2 that is still right; see :func:`tolerance_of`.
         mistakes: what the worst sample's wrong taps are instead, where that is known.
     """
 
@@ -83,6 +89,7 @@ def recompute_samples(run_directory: Path, count: int, model: str | None, seed: 
     found = resolve_model(name, record.revision)
     if found.digest != record.identity.model_digest:
         raise ModelError(f"{name} is not the model of this run: {found.digest}, not {record.identity.model_digest}")
+    make_float32_exact(record.identity.compute_dtype)
     plain = load_plain(name, record.revision, record.identity.compute_dtype)
     numbers = random.Random(seed).sample(range(len(run)), min(count, len(run)))
     worst: tuple[float, str, int] = (0.0, "", numbers[0] if numbers else 0)
@@ -91,8 +98,7 @@ def recompute_samples(run_directory: Path, count: int, model: str | None, seed: 
         for tap, relative, absolute in compare(plain, run[number]):
             worst_absolute = max(worst_absolute, absolute)
             worst = max(worst, (relative, tap, number))
-    dtypes = (record.identity.compute_dtype, record.identity.stored_dtype)
-    tolerance = max(TOLERANCES[dtype] for dtype in dtypes)
+    tolerance = tolerance_of(run_directory, record)
     return RecomputeReport(
         samples=len(numbers),
         worst_relative_l2=worst[0],
@@ -102,6 +108,20 @@ def recompute_samples(run_directory: Path, count: int, model: str | None, seed: 
         tolerance=tolerance,
         mistakes=_mistakes_of(plain, run, worst[2], tolerance) if worst[0] > tolerance else (),
     )
+
+
+def tolerance_of(run_directory: Path, record: RunRecord) -> float:
+    """Return the largest relative L2 that is still right: for the dtypes, or for how far rounding grows in this model.
+
+    The latter was measured by the run's first worker, and is kept with the reference states.
+    """
+    always = max(TOLERANCES[dtype] for dtype in (record.identity.compute_dtype, record.identity.stored_dtype))
+    try:
+        reference = map_run_file("reference", record, RunPaths(run_directory).run_file("reference"))
+        noise = json.loads(reference.metadata.facts["noise"])
+        return max(always, TIMES_NOISE * max(map(float, noise.values())))
+    except (FileNotFoundError, RunDirectoryError, KeyError, ValueError, AttributeError):
+        return always
 
 
 def _mistakes_of(plain: Any, run: Run, number: int, tolerance: float) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ _STEPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}  # betw
 # Relative L2 that is never refused, by dtype; huggingface/transformers 5.24 gave 2e-7 in float32 and up to 4e-3 in
 # bfloat16 between two ways of batching on a CPU.
 _ALWAYS_ALLOWED = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-_TIMES_NOISE = 4.0
+TIMES_NOISE = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def refuse_other_states(
 def allowed_difference(identity: RunIdentity, noise: float) -> float:
     """Return the largest relative L2 that rounding can explain."""
     always = max(_ALWAYS_ALLOWED[dtype] for dtype in (identity.compute_dtype, identity.stored_dtype))
-    return max(always, _TIMES_NOISE * noise)
+    return max(always, TIMES_NOISE * noise)
 
 
 def relative_differences(

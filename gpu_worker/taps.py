@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from hiddenstream.contracts.errors import ModelError
 from hiddenstream.contracts.taps import tap_depth
 
+_CAPTURES = "_output_capturing_hooks_installed"  # transformers' note that it need not install them again
+
 
 @contextmanager
 def captured_taps(blocks: nn.ModuleList, taps: tuple[str, ...]) -> Iterator[dict[str, Tensor]]:
@@ -43,6 +45,24 @@ def captured_taps(blocks: nn.ModuleList, taps: tuple[str, ...]) -> Iterator[dict
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def no_hook_left(model: nn.Module) -> Iterator[None]:
+    """Remove the hooks that transformers leaves on every module when it is asked for hidden states."""
+    before = [(module, set(module._forward_hooks)) for module in model.modules()]
+    noted = [(module, vars(module).get(_CAPTURES)) for module, _ in before]
+    try:
+        yield
+    finally:
+        for module, known in before:
+            for number in set(module._forward_hooks) - known:
+                del module._forward_hooks[number]
+                for others in (module._forward_hooks_with_kwargs, module._forward_hooks_always_called):
+                    others.pop(number, None)
+        for module, was_noted in noted:
+            if was_noted is None:
+                vars(module).pop(_CAPTURES, None)
 
 
 def _keep_input(captured: dict[str, Tensor], tap: str) -> Any:

@@ -66,7 +66,9 @@ def test_windows_sinks_and_grouped_heads_are_kept():
     sinks = torch.randn(4)
 
     with packed(Segments.of([7, 5], CPU)):
-        found, _ = packed_attention(nn.Module(), query, key, value, None, scaling=0.25, sliding_window=4, s_aux=sinks)
+        found, _ = packed_attention(
+            nn.Module(), query, key, value, attention_mask=None, scaling=0.25, sliding_window=4, s_aux=sinks
+        )
 
     for begin, end in ((0, 7), (7, 12)):
         pieces = (x[0, :, begin:end] for x in (query, key, value))
