@@ -68,10 +68,10 @@ def compare(run_directory: Path, dtype: str) -> Comparison:
         for tap, expected in plain_states(plain, sample.input_ids, sample.taps).items():
             difference = np.asarray(sample.states_of(tap)).astype(np.float64) - expected
             if dtype == "float32":
-                worst = max(worst, float(np.abs(difference).max() / np.sqrt(np.square(expected).mean())))
+                worst = np.maximum(worst, float(np.abs(difference).max() / np.sqrt(np.square(expected).mean())))
             else:
-                worst = max(worst, float(np.linalg.norm(difference) / np.linalg.norm(expected)))
-    return Comparison(samples=len(run), tokens=tokens, difference=worst)
+                worst = np.maximum(worst, float(np.linalg.norm(difference) / np.linalg.norm(expected)))
+    return Comparison(samples=len(run), tokens=tokens, difference=worst if np.isfinite(worst) else float("inf"))
 
 
 def main() -> None:
@@ -84,6 +84,7 @@ def main() -> None:
     asked = parser.parse_args()
     run = run_pipeline(asked.folder, asked.dtype, conversations=asked.conversations, max_length=asked.max_length)
     found = compare(run, asked.dtype)
+    assert found.samples == asked.conversations, f"{found.samples} of {asked.conversations} conversations are stored"
     print(
         f"{asked.dtype}: {found.samples} conversations, {found.tokens:,} tokens: largest difference"
         f" {found.difference:.1e}, {ALLOWED[asked.dtype]:.0e} is allowed"

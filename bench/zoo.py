@@ -52,7 +52,8 @@ wrong by more than ten times the median: in mixtures of experts two experts may 
 way, and later tokens of the sample follow.
 
 Which way a model gets depends on its configuration, not on its family alone: a worker finds out for the model that it
-has loaded, and says so in its log. "not run": the transformers there does not know the family.
+has loaded, and says so in its log. "not there": that transformers does not know the family, or cannot run it in that
+dtype itself (`xlstm`).
 
 """
 TAPS = ("embedding", "block.0", "block.2")
@@ -189,7 +190,7 @@ def table(files: list[Path]) -> str:
 
 def _cell(verdict: Verdict | None) -> str:
     if verdict is None:
-        return "not run"
+        return "not there"
     if not verdict.way:
         return "refused"
     if verdict.dtype == "float32":

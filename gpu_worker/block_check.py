@@ -35,7 +35,7 @@ from gpu_worker.ways import BatchRunner, TokenRows
 
 # Of a token's output, relative to the larger of its input's and output's norm. bfloat16 rounds by 2^-9 at each step of
 # a block, about 2e-3 in all; a missing boundary or window changes tokens by 0.1 and more.
-TOLERANCES = {torch.float32: 5e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+TOKEN_TOLERANCES = {torch.float32: 5e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 _SPARE_TOKENS, _MORE_TOKENS, _LARGER = 3, 2, 1.5  # what the way's errors may exceed those of the sample alone by
 
 
@@ -142,7 +142,7 @@ def _compare_block(
     block: nn.Module, samples: list[tuple[_Call, Tensor, Tensor]], dtype: torch.dtype, fresh: FreshState
 ) -> tuple[float, str]:
     """Return the largest difference and the fault, if there is one."""
-    tolerance = TOLERANCES[dtype]
+    tolerance = TOKEN_TOLERANCES[dtype]
     suspects, largest = [], 0.0
     for call, entering_BSD, found_BSD in samples:
         fresh.restore()
@@ -155,7 +155,10 @@ def _compare_block(
         return largest, ""
     if dtype == torch.float32:
         return largest, f"gives a token another output than when its sample is alone ({largest:.1e}, relative)"
-    exact = copy.deepcopy(block).float()
+    try:
+        exact = copy.deepcopy(block).float()
+    except torch.OutOfMemoryError:
+        return largest, f"differs by {largest:.1e} (relative), and its float32 copy, to judge that, does not fit"
     errors_of_way, errors_alone = [], []
     for call, entering_BSD, found_BSD, alone_BSD in suspects:
         exact_BSD = call.in_float32().of(exact, entering_BSD.float())
@@ -186,8 +189,11 @@ def token_errors(found_BSD: Tensor, expected_BSD: Tensor, entering_BSD: Tensor) 
 
     Where the expected state is not finite there is nothing to compare: 0.
     """
-    difference_S = (found_BSD.float() - expected_BSD.float()).norm(dim=-1).flatten()
-    scale_S = torch.maximum(expected_BSD.float().norm(dim=-1), entering_BSD.float().norm(dim=-1)).flatten()
+    expected_BSD, entering_BSD = (
+        x.to(found_BSD.device).float() for x in (expected_BSD, entering_BSD)
+    )  # a block's input
+    difference_S = (found_BSD.float() - expected_BSD).norm(dim=-1).flatten()  # may lie on the GPU before
+    scale_S = torch.maximum(expected_BSD.norm(dim=-1), entering_BSD.norm(dim=-1)).flatten()
     error_S = difference_S / scale_S.clamp_min(1e-20)
     is_known_S = torch.isfinite(scale_S)
     return torch.where(is_known_S, error_S.nan_to_num(nan=torch.inf), 0.0)

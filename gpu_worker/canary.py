@@ -10,7 +10,7 @@ passes:
 - block by block, the same input gives the same output in this way and alone (gpu_worker/block_check.py);
 - replacing a sample's mates changes it by not one bit (gpu_worker/swap_check.py).
 
-Before that, taps must be what they are named: the numbering is compared with transformers' own ``hidden_states``.
+Before that, taps must be what they are named (gpu_worker/first_pass.py).
 A third test, states that earlier workers of the run stored, is in gpu_worker/reference.py.
 """
 
@@ -19,38 +19,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from gpu_worker.batching import padded_batch
-from gpu_worker.block_check import TOLERANCES, BlockFigures, Subject, compare_blocks
-from gpu_worker.canary_batches import canary_batches, lengths_that_matter
+from gpu_worker.block_check import Subject
+from gpu_worker.canary_batches import lengths_that_matter
+from gpu_worker.first_pass import has_finite_states
 from gpu_worker.fresh_state import FreshState
 from gpu_worker.packed_attention import AttentionSwitch
-from gpu_worker.packing import PackingUnsupported
-from gpu_worker.swap_check import swap_mates
-from gpu_worker.tap_names import misnamed_tap
-from gpu_worker.taps import captured_taps, no_hook_left
-from gpu_worker.ways import BatchRunner, TokenRows
+from gpu_worker.trial import try_way
+from gpu_worker.ways import BatchRunner
 from hiddenstream.chassis.logs import log
-from hiddenstream.contracts.errors import ModelError
+from hiddenstream.contracts.errors import GateRefused
 from hiddenstream.contracts.run import RunIdentity
-from hiddenstream.contracts.taps import EMBEDDING
 from hiddenstream.contracts.worker_report import WAYS
 
 CANARY_NOT_FINITE = "canary_not_finite"
 WAY_REFUSED = "way_refused"
 WAY_CHOSEN = "way_chosen"
-_CPU_SWAP_SLOTS = 512  # on a CPU, where the second test costs more than a shard may, it is run on smaller batches alone
 _LOGGER = logging.getLogger("gpu_worker.canary")
-
-
-class GateRefused(ModelError):
-    """A model whose states would be stored wrongly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +54,7 @@ class Gate:
         refused: why each faster way was not taken.
         runner: runs batches in that way.
         seconds: how long it took.
+        is_bitwise: whether other batch mates change not one bit; else they change rounding.
     """
 
     verdict: str
@@ -72,7 +63,7 @@ class Gate:
     refused: Mapping[str, str]
     runner: BatchRunner
     seconds: float = 0.0
-    is_bitwise: bool = field(default=True)
+    is_bitwise: bool = True
 
 
 def ways_for(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
@@ -114,83 +105,39 @@ def choose_way(
         fresh_blocks=[FreshState(block) for block in blocks],
         attention=AttentionSwitch(backbone),
     )
-    vocabulary = vocabulary_rows(backbone)
-    if not _has_finite_states(subject, identity, vocabulary):
+    if not has_finite_states(subject, identity):
         log(_LOGGER, CANARY_NOT_FINITE, {"taps": identity.taps}, level=logging.WARNING)
-        runner = BatchRunner(backbone, device, "padded", fresh)
-        return Gate(verdict="not_run", way="padded", differences={}, refused={}, runner=runner)
+        runner = BatchRunner(backbone, device, "one_at_a_time", fresh)  # right whatever the model does
+        return Gate(verdict="not_run", way=runner.way, differences={}, refused={}, runner=runner)
     lengths = lengths_that_matter(_settings_of(backbone), longest_tokens)
     refused: dict[str, str] = {}
     for way in ways or ways_for(device, dtype):
         runner = BatchRunner(backbone, device, way, fresh)
-        batches = canary_batches(
-            runner, lengths, token_budget=token_budget, vocabulary=vocabulary, is_filled=device.type == "cuda"
-        )
-        try:
-            differences, is_bitwise, reason = _judge(subject, runner, batches, identity.taps)
-        except (PackingUnsupported, TypeError, ValueError, NotImplementedError) as error:
-            if way != "packed":
-                raise
-            refused[way] = str(error)
-        except RuntimeError as error:  # a kernel that does not take this shape
-            if way != "packed" or isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
-                raise
-            refused[way] = str(error).splitlines()[0]
-        else:
-            if not reason:
-                gate = Gate(
-                    verdict="passed",
-                    way=way,
-                    differences=differences,
-                    refused=refused,
-                    runner=runner,
-                    seconds=time.monotonic() - started,
-                    is_bitwise=is_bitwise,
-                )
-                _log_choice(gate)
-                return gate
-            refused[way] = reason
-        subject.attention.set_own()
-        log(_LOGGER, WAY_REFUSED, {"way": way, "message": refused[way]}, level=logging.WARNING)
+        trial = try_way(subject, runner, lengths, identity.taps, token_budget=token_budget)
+        if not trial.fault:
+            gate = Gate(
+                verdict="passed",
+                way=way,
+                differences=trial.differences,
+                refused=refused,
+                runner=runner,
+                seconds=time.monotonic() - started,
+                is_bitwise=trial.is_bitwise,
+            )
+            _log_choice(gate)
+            return gate
+        refused[way] = trial.fault
+        log(_LOGGER, WAY_REFUSED, {"way": way, "message": trial.fault}, level=logging.WARNING)
     raise GateRefused(
         f"{type(backbone).__name__}: no way of batching gives what it computes for a sample alone; "
         + "; ".join(f"{way}: {reason}" for way, reason in refused.items())
     )
 
 
-def vocabulary_rows(backbone: nn.Module) -> int:
-    """Return how many token ids a backbone's embedding knows."""
-    embedding: Any = backbone.get_input_embeddings()  # type: ignore[operator]
-    return int(embedding.weight.shape[0])
-
-
 def _settings_of(backbone: nn.Module) -> Mapping[str, Any]:
     config: Any = backbone.config
     settings: Mapping[str, Any] = config.get_text_config().to_dict()
     return settings
-
-
-def _judge(
-    subject: Subject, runner: BatchRunner, batches: list[TokenRows], taps: tuple[str, ...]
-) -> tuple[dict[str, float], bool, str]:
-    """Return the differences, whether mates changed not one bit, and what is wrong, or ""."""
-    blocks: BlockFigures = compare_blocks(subject, runner, batches)
-    differences, is_bitwise = {"blocks": blocks.difference}, True
-    if blocks.fault:
-        return differences, False, blocks.fault
-    for rows in batches:
-        slots = runner.token_slots([row.size for row in rows])
-        if len(rows) > 1 and (subject.device.type == "cuda" or slots <= _CPU_SWAP_SLOTS):
-            found = swap_mates(subject, runner, rows, taps)
-            differences["swap"] = max(differences.get("swap", 0.0), found.difference)
-            is_bitwise &= found.is_bitwise
-    if not differences.get("swap", 0.0) <= TOLERANCES[subject.dtype]:
-        return (
-            differences,
-            False,
-            f"other batch mates change a sample's states (by {differences['swap']:.1e}, relative)",
-        )
-    return differences, is_bitwise, ""
 
 
 def _log_choice(gate: Gate) -> None:
@@ -202,34 +149,3 @@ def _log_choice(gate: Gate) -> None:
         "refused": dict(gate.refused),
     }
     log(_LOGGER, WAY_CHOSEN, facts)
-
-
-def _has_finite_states(subject: Subject, identity: RunIdentity, vocabulary: int) -> bool:
-    """Run one sample alone; refuse taps of another shape or name; return whether there are states to compare."""
-    row = np.random.default_rng(2).integers(0, vocabulary, 9).astype(np.int32)
-    ids_BT = padded_batch([row], subject.device)
-    try:
-        taps = tuple(dict.fromkeys((EMBEDDING, *identity.taps)))
-        with no_hook_left(subject.backbone), captured_taps(subject.blocks, taps) as captured:
-            output = subject.backbone(input_ids=ids_BT, use_cache=False, output_hidden_states=True)
-    except ModelError as error:
-        raise GateRefused(f"{type(subject.backbone).__name__}: {error}") from error
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
-            raise
-        name, where = type(subject.backbone).__name__, f"in {identity.compute_dtype} on {subject.device.type}"
-        raise GateRefused(f"{name} cannot run {where}: {str(error).splitlines()[0]}") from error
-    subject.fresh.restore()
-    name = type(subject.backbone).__name__
-    for tap in identity.taps:
-        if tap not in captured:
-            raise GateRefused(f"{tap} was never reached in a forward pass of {name}")
-        expected = (*ids_BT.shape, identity.hidden_size)
-        if tuple(captured[tap].shape) != expected:
-            raise GateRefused(f"{tap} has shape {tuple(captured[tap].shape)}; expected {expected}")
-    if not all(bool(torch.isfinite(captured[tap]).any()) for tap in identity.taps):
-        return False
-    mistake = misnamed_tap(captured, getattr(output, "hidden_states", None))
-    if mistake:
-        raise GateRefused(f"{name}: {mistake}")
-    return True

@@ -13,6 +13,7 @@ _ALWAYS = (1, 2, 3, 4, 5, 63, 64, 65)  # short convolutions have kernels of 3 or
 _EQUAL = (17, 17, 17)
 _THRESHOLDS = ("window", "chunk", "conv", "kernel", "max_position", "original_max")  # in names of settings
 _MOST_THRESHOLDS = 12
+_FEW = 4
 _TYPICAL = (682, 0.8)  # median and spread of the log-normal lengths that fill a pack up
 
 
@@ -25,9 +26,12 @@ def lengths_that_matter(config: Mapping[str, Any], longest_tokens: int) -> list[
         longest_tokens: of the plan's samples.
     """
     lengths = {*_ALWAYS, longest_tokens}
-    for threshold in sorted(set(_thresholds(config, longest_tokens)))[:_MOST_THRESHOLDS]:
+    thresholds = sorted(set(_thresholds(config, longest_tokens)))[:_MOST_THRESHOLDS]
+    for threshold in thresholds:
         lengths |= {threshold - 1, threshold, threshold + 1, 2 * threshold + 1}
-    return sorted((length for length in lengths if 1 <= length <= longest_tokens), reverse=True)
+    is_just_past = any(0 < longest_tokens - threshold <= _FEW for threshold in thresholds)
+    more = [longest_tokens] * _FEW if is_just_past else []  # or only a few tokens would lie past it
+    return sorted((length for length in (*lengths, *more) if 1 <= length <= longest_tokens), reverse=True)
 
 
 def _thresholds(config: Any, longest_tokens: int) -> Iterator[int]:

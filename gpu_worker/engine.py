@@ -19,7 +19,6 @@ import torch
 import transformers
 
 from gpu_worker.buffers import HostBuffers
-from gpu_worker.canary import GateRefused
 from gpu_worker.compute import ShardComputer
 from gpu_worker.exact_float32 import make_float32_exact
 from gpu_worker.extract import Extraction
@@ -38,7 +37,7 @@ from gpu_worker.upload import UPLOAD_THREADS
 from hiddenstream.chassis.lifecycle import StopRequest
 from hiddenstream.chassis.logs import log, start_logging
 from hiddenstream.chassis.redis_connection import make_client
-from hiddenstream.contracts.errors import HiddenstreamError, RunMismatch
+from hiddenstream.contracts.errors import GateRefused, HiddenstreamError, RunMismatch
 from hiddenstream.contracts.queue import queue_name, shard_of_job
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.model_reference import ModelReference, resolve_model
@@ -70,7 +69,7 @@ def main() -> int:
             )
             log(_LOGGER, CUDA_NOT_FOUND, {"message": message, "torch": torch.__version__}, level=logging.WARNING)
         make_float32_exact(record.identity.compute_dtype)
-        model = load_model(record, orders.model, device, gpus=orders.gpus)
+        model = load_model(record, orders.model, device, gpus=orders.gpus, token_budget=orders.token_budget)
         forward = ForwardPass(model, record.identity.taps, TORCH_DTYPES[record.identity.stored_dtype])
         sink = SinkClient(orders.sink, record.run, orders.token)
         guard = ReferenceGuard(record, model, forward)

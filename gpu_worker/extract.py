@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.buffers import HostBuffers
-from gpu_worker.canary import GateRefused
 from gpu_worker.compute import ShardComputer
 from gpu_worker.facts import ShardExtracted
 from gpu_worker.messages import Reporter
@@ -22,11 +21,12 @@ from gpu_worker.shard_file import finish_shard
 from gpu_worker.sink_client import SinkClient, SinkUnavailable
 from gpu_worker.upload import FinishedShard, Uploader, log_waiting
 from hiddenstream.chassis.lifecycle import StopRequest, backoff
-from hiddenstream.contracts.errors import RunMismatch, WireError
+from hiddenstream.contracts.errors import GateRefused, RunMismatch, WireError
 from hiddenstream.contracts.job import ExtractionJob
 from hiddenstream.contracts.run import RunRecord
 
 EXTRACTION_FAILED = "extraction_failed"
+REFERENCE_NOT_CHECKED = "reference_not_checked"
 BROKEN_DEVICE_EXIT = 71
 _MESSAGE_CHARACTERS = 1000
 _LOGGER = logging.getLogger("gpu_worker.extract")
@@ -83,8 +83,8 @@ class Extraction:
             outcome, message = "failed", repr(error)[:_MESSAGE_CHARACTERS]
         if outcome != "handed_over":
             self._reporter.done(ShardExtracted(shard=shard, delivery=delivery, outcome=outcome, message=message))
-        if "CUDA error" in message or "AcceleratorError" in message:
-            os._exit(BROKEN_DEVICE_EXIT)  # sticky: nothing on this context will work again
+        if _is_sticky(message):
+            os._exit(BROKEN_DEVICE_EXIT)
         if outcome == "handed_over":
             self._refuse_changed_model(shard)
         self._reporter.is_at("wait_for_job")
@@ -95,6 +95,10 @@ class Extraction:
         except GateRefused as error:
             self._reporter.refused(str(error), gate="failed")
             os._exit(error.exit_code)  # without sending what waits: it should not be stored
+        except Exception as error:
+            _LOGGER.exception(REFERENCE_NOT_CHECKED)  # tried again after the next shard
+            if _is_sticky(repr(error)):
+                os._exit(BROKEN_DEVICE_EXIT)
 
     def wait_until_idle(self) -> None:
         """Wait until every shard handed over has its answer."""
@@ -150,6 +154,11 @@ class Extraction:
             self._reporter.done(facts)
             self._in_hand.discard(facts.shard)
             self._changed.notify_all()
+
+
+def _is_sticky(message: str) -> bool:
+    """Whether nothing on this CUDA context will work again."""
+    return "CUDA error" in message or "AcceleratorError" in message
 
 
 def refuse_other_run(job: ExtractionJob, record: RunRecord) -> None:

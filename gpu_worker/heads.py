@@ -85,7 +85,7 @@ def _load(config: Any, record: RunRecord, model: str) -> Any:
             causal, report = _without_blocks(family).from_pretrained(
                 model, revision=record.revision, config=part, dtype=dtype, output_loading_info=True
             )
-        except (OSError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        except (OSError, ValueError, RuntimeError, AttributeError, LookupError, TypeError, ImportError) as error:
             problem = str(error)
             continue
         wanted = {

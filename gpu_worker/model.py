@@ -27,7 +27,7 @@ from gpu_worker.checkpoint import (
     refuse_zero_blocks,
 )
 from hiddenstream.chassis.logs import log
-from hiddenstream.contracts.errors import ModelError
+from hiddenstream.contracts.errors import GateRefused, ModelError
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.contracts.taps import tap_depth
 
@@ -77,13 +77,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def load_model(record: RunRecord, model: str, device: torch.device, *, gpus: int = 1) -> LoadedModel:
+def load_model(
+    record: RunRecord, model: str, device: torch.device, *, gpus: int = 1, token_budget: int | None = None
+) -> LoadedModel:
     """Load, check and warm the backbone of a run's model.
 
     Args:
         record: the run: taps, compute dtype and numbers that the model must have.
         model: path or hub id where the worker finds it; its content has been checked already.
         gpus: how many GPUs to spread it over, the first ones that this process sees; whole blocks go to one GPU each.
+        token_budget: most token slots of a batch on this worker, or None to follow the run.
 
     Raises:
         ModelError: weights are missing, the width is another, a tap is not [rows, tokens, width], or states depend on
@@ -96,14 +99,15 @@ def load_model(record: RunRecord, model: str, device: torch.device, *, gpus: int
     backbone, blocks = _load(record, model, placement, keep=blocks_needed)
     device = _input_device(backbone)
     loaded = time.monotonic()
-    try:
-        gate = _gate(record, backbone, blocks, device)
-    except IndexError as error:  # a family that counts blocks by its configuration
-        log(_LOGGER, MODEL_CUT_REFUSED, {"message": str(error)}, level=logging.WARNING)
+    gate, fault = _gate(record, backbone, blocks, device, token_budget)
+    if gate is None:  # a family that counts blocks by its configuration
+        log(_LOGGER, MODEL_CUT_REFUSED, {"message": fault}, level=logging.WARNING)
         del backbone, blocks  # before the next ones, or both would have to fit
         backbone, blocks = _load(record, model, placement, keep=record.num_blocks)
         device = _input_device(backbone)
-        gate = _gate(record, backbone, blocks, device)
+        gate, fault = _gate(record, backbone, blocks, device, token_budget)
+        if gate is None:
+            raise GateRefused(f"--model {model}: {type(backbone).__name__} does not run: {fault}")
     result = LoadedModel(
         backbone=backbone,
         blocks=blocks,
@@ -129,15 +133,23 @@ def load_model(record: RunRecord, model: str, device: torch.device, *, gpus: int
     return result
 
 
-def _gate(record: RunRecord, backbone: nn.Module, blocks: nn.ModuleList, device: torch.device) -> Gate:
-    return choose_way(
-        backbone,
-        blocks,
-        record.identity,
-        device=device,
-        longest_tokens=record.longest_tokens,
-        token_budget=record.settings.token_budget,
-    )
+def _gate(
+    record: RunRecord, backbone: nn.Module, blocks: nn.ModuleList, device: torch.device, token_budget: int | None
+) -> tuple[Gate | None, str]:
+    """Return the gate, or None and the message of an IndexError: the error itself would keep the model in memory."""
+    budget = record.settings.token_budget
+    try:
+        gate = choose_way(
+            backbone,
+            blocks,
+            record.identity,
+            device=device,
+            longest_tokens=record.longest_tokens,
+            token_budget=min(budget, token_budget or budget),
+        )
+    except IndexError as error:
+        return None, str(error)
+    return gate, ""
 
 
 def _placement(device: torch.device, gpus: int) -> dict[str, Any]:
@@ -168,7 +180,7 @@ def _load(record: RunRecord, model: str, placement: dict[str, Any], *, keep: int
     """Return the text backbone with its first *keep* blocks, and these; every refusal names the model."""
     try:
         return _load_checked(record, model, placement, keep=keep)
-    except (OSError, ValueError, RuntimeError, ModelError) as error:
+    except Exception as error:  # what a family's code raises where it does not fit its files, or lacks a package
         raise ModelError(f"--model {model}: {error}") from error
 
 

@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.canary import GateRefused
 from gpu_worker.forward import ForwardPass
 from gpu_worker.model import LoadedModel
 from gpu_worker.reference import ReferenceStates, compute_reference, differences_from, refuse_other_states
-from gpu_worker.sink_client import SinkClient, SinkUnavailable
+from gpu_worker.sink_client import SinkClient, SinkRefused, SinkUnavailable
 from gpu_worker.upload import log_waiting
 from hiddenstream.chassis.lifecycle import StopRequest, backoff
 from hiddenstream.chassis.logs import log
-from hiddenstream.contracts.errors import WireError
+from hiddenstream.contracts.errors import GateRefused, WireError
 from hiddenstream.contracts.run import RunRecord
 from hiddenstream.contracts.run_file import RawTensor, encode_run_file
 from hiddenstream.mapped_run_file import decode_run_file
@@ -33,6 +32,7 @@ REFERENCE_MATCHED = "reference_matched"
 REFERENCE_LOST = "reference_lost"
 NAME = "reference"
 _SHARDS_BETWEEN_CHECKS = 256
+_WRONG_HASH_ATTEMPTS = 3  # damaged on the way, or in our memory: the latter does not mend
 _LOGGER = logging.getLogger("gpu_worker.reference")
 
 
@@ -57,13 +57,16 @@ class ReferenceGuard:
             GateRefused: this worker's states are others; names the mistake where it can be told.
             SinkUnavailable: asked to stop while the sink was away.
         """
-        for pause_seconds in backoff():
+        for attempt, pause_seconds in enumerate(backoff(), start=1):
             try:
                 self._match(sink, made_by)
                 return
             except SinkUnavailable as error:
                 log_waiting(error)
                 if stop.wait(pause_seconds):
+                    raise
+            except SinkRefused as error:
+                if error.sink_reason != "wrong_hash" or attempt >= _WRONG_HASH_ATTEMPTS:
                     raise
 
     def after_shard(self, shard: int) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -123,3 +124,9 @@ def _cut_by_sum(lengths: list[int], max_token_slots: int) -> Iterator[range]:
         tokens += length
     if lengths:
         yield range(begin, len(lengths))
+
+
+def vocabulary_rows(backbone: nn.Module) -> int:
+    """Return how many token ids a backbone's embedding knows."""
+    embedding: Any = backbone.get_input_embeddings()  # type: ignore[operator]
+    return int(embedding.weight.shape[0])

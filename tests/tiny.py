@@ -38,6 +38,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "falcon": {k: v for k, v in _BASE.items() if k != "head_dim"},  # blocks return tuples
     "phi3": {k: v for k, v in _BASE.items() if k != "head_dim"},
+    "mixtral": {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
     "electra": {**_BASE, "embedding_size": 64},  # an encoder
     "mamba2": {
         **{"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 5, "num_heads": 8, "head_dim": 16},

@@ -56,6 +56,10 @@ class ModelError(HiddenstreamError):
     exit_code = 2
 
 
+class GateRefused(ModelError):
+    """A model whose states would be stored wrongly by this worker."""
+
+
 class QueueError(HiddenstreamError):
     """A Redis that cannot serve as the queue as it is configured."""
 

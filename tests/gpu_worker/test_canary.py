@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from gpu_worker import canary
-from gpu_worker.canary import GateRefused, choose_way
+from gpu_worker import swap_check, trial
+from gpu_worker.block_check import BlockFigures, Subject, token_errors
+from gpu_worker.canary import choose_way
+from gpu_worker.canary_batches import lengths_that_matter
+from gpu_worker.fresh_state import FreshState
 from gpu_worker.model import load_model
+from gpu_worker.packed_attention import AttentionSwitch
 from gpu_worker.packing import Segments
+from gpu_worker.ways import BatchRunner
+from hiddenstream.contracts.errors import GateRefused
 from tests.factories import a_run
 from tests.tiny import save_tiny_model
 
@@ -42,6 +49,19 @@ def a_gate(family, folder, *, ways=None, dtype="float32", change=lambda backbone
     blocks = change(backbone) or backbone.layers
     identity = replace(a_record(folder / "run", longest_tokens=70).identity, compute_dtype=dtype)
     return choose_way(backbone, blocks, identity, device=CPU, longest_tokens=70, token_budget=512, ways=ways)
+
+
+def a_subject(backbone):
+    """Return a model under test."""
+    return Subject(
+        backbone=backbone,
+        blocks=backbone.layers,
+        device=CPU,
+        dtype=backbone.dtype,
+        fresh=FreshState(backbone),
+        fresh_blocks=[FreshState(block) for block in backbone.layers],
+        attention=AttentionSwitch(backbone),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -155,12 +175,27 @@ def test_one_missing_boundary_is_seen_block_by_block(tmp_path, monkeypatch, dtyp
 def test_one_missing_boundary_is_seen_by_swapping_mates(tmp_path, monkeypatch, dtype):
     """Also where nobody compares blocks, other tokens in a mate change the sample that sees it."""
     miss_one_boundary(monkeypatch)
-    monkeypatch.setattr(canary, "compare_blocks", lambda *_: canary.BlockFigures())
+    monkeypatch.setattr(trial, "compare_blocks", lambda *_: BlockFigures())
 
     gate = a_gate("llama", tmp_path, ways=("packed", "padded"), dtype=dtype)
 
     assert "padded" == gate.way
     assert "other batch mates change" in gate.refused["packed"]
+
+
+@pytest.mark.parametrize("is_leaky", [False, True])
+def test_exchanged_mates_of_a_mixture_of_experts_change_no_bit(tmp_path, monkeypatch, is_leaky):
+    """Where mates may change rounding, exchanging equally long ones may not, unless a sample sees its mate."""
+    if is_leaky:
+        miss_one_boundary(monkeypatch)
+    backbone = AutoModelForCausalLM.from_pretrained(save_tiny_model("mixtral", tmp_path)).base_model.bfloat16().eval()
+    runner = BatchRunner(backbone, CPU, "packed", FreshState(backbone))
+    subject = a_subject(backbone)
+
+    with torch.inference_mode():
+        survives = swap_check._survives_exchange(subject, runner, np.arange(40, dtype=np.int32), ("block.2",))
+
+    assert (not is_leaky) == survives
 
 
 def test_a_recurrence_that_nobody_resets_is_seen_below_the_rounding(tmp_path):
@@ -170,6 +205,71 @@ def test_a_recurrence_that_nobody_resets_is_seen_below_the_rounding(tmp_path):
     assert "padded" == gate.way
 
 
+def hold_no_more_than(monkeypatch, most_slots):
+    """Make every batch of more slots run out of memory."""
+    sound = BatchRunner.run
+
+    def run(self, rows, **named):
+        if self.token_slots([row.size for row in rows]) > most_slots:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+        return sound(self, rows, **named)
+
+    monkeypatch.setattr(BatchRunner, "run", run)
+
+
+def test_a_check_that_does_not_fit_takes_smaller_batches(tmp_path, monkeypatch):
+    """Out of memory at the run's token budget, the check is made with fewer slots, and the way is not blamed."""
+    hold_no_more_than(monkeypatch, 200)
+
+    gate = a_gate("llama", tmp_path)
+
+    assert ("padded", {}) == (gate.way, gate.refused)
+
+
+def test_a_model_that_the_longest_sample_does_not_fit_on_is_refused(tmp_path, monkeypatch):
+    """Where not even the longest sample fits alone, the refusal says so instead of trying for ever."""
+    hold_no_more_than(monkeypatch, 60)
+
+    with pytest.raises(GateRefused, match=r"the longest sample, of 70 tokens, does not fit: CUDA out of memory"):
+        a_gate("llama", tmp_path)
+
+
+RAISED = [NotImplementedError(), RuntimeError("\n  no kernel for this shape"), AssertionError()]
+
+
+@pytest.mark.parametrize("error", RAISED)
+def test_a_way_that_raises_is_not_taken(tmp_path, monkeypatch, error):
+    """Whatever a kernel raises, also without a word, the next way is tried."""
+    sound = BatchRunner.run
+
+    def run(self, rows, **named):
+        if self.way == "packed":
+            raise error
+        return sound(self, rows, **named)
+
+    monkeypatch.setattr(BatchRunner, "run", run)
+
+    gate = a_gate("llama", tmp_path, ways=("packed", "padded"))
+
+    assert "padded" == gate.way
+    assert gate.refused["packed"]
+
+
+def test_blocks_on_other_devices_are_compared():
+    """What enters a block of a model on several GPUs may lie on the one before."""
+    found = torch.ones(1, 3, 4, device="meta")
+
+    errors = token_errors(found, torch.ones(1, 3, 4), torch.ones(1, 3, 4))
+
+    assert ("meta", (3,)) == (errors.device.type, tuple(errors.shape))
+
+
+def test_a_longest_sample_just_past_a_window_is_run_more_than_once():
+    """A few tokens may differ for other reasons, so more than a few must lie past each threshold."""
+    assert 5 == lengths_that_matter({"sliding_window": 60}, 62).count(62)
+    assert 1 == lengths_that_matter({"sliding_window": 60}, 90).count(90)
+
+
 def test_taps_shifted_by_one_are_named(tmp_path):
     """Where the list of blocks begins with the second, the refusal says what each is."""
     with pytest.raises(GateRefused, match=r"embedding equals block.0: off by one"):
@@ -177,7 +277,7 @@ def test_taps_shifted_by_one_are_named(tmp_path):
 
 
 def test_a_model_without_a_finite_state_is_not_judged(tmp_path):
-    """Where there is nothing to compare the gate has not run, and says so."""
+    """Where there is nothing to compare the gate says so, and samples are run one at a time."""
     model = save_tiny_model("llama", tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     weights["model.embed_tokens.weight"][:] = torch.nan
@@ -185,4 +285,4 @@ def test_a_model_without_a_finite_state_is_not_judged(tmp_path):
 
     loaded = load_model(a_record(tmp_path / "run", longest_tokens=64), str(model), CPU)
 
-    assert ("not_run", "padded") == (loaded.gate.verdict, loaded.gate.way)
+    assert ("not_run", "one_at_a_time") == (loaded.gate.verdict, loaded.gate.way)

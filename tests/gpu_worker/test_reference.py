@@ -11,11 +11,18 @@ import pytest
 import torch
 
 from gpu_worker import reference_guard
-from gpu_worker.canary import GateRefused, choose_way
-from gpu_worker.reference import compute_reference, differences_from, refuse_other_states
+from gpu_worker.canary import choose_way
+from gpu_worker.reference import (
+    allowed_difference,
+    compute_reference,
+    differences_from,
+    refuse_other_states,
+    relative_differences,
+)
 from gpu_worker.reference_guard import ReferenceGuard, decode_reference, encode_reference
 from gpu_worker.sink_client import SinkClient
 from hiddenstream.chassis.lifecycle import StopRequest
+from hiddenstream.contracts.errors import GateRefused
 from tests.gpu_worker.made import CPU, a_planned_run, forward_of, loaded
 from tests.sink.harness import a_sink, files_left
 from tests.tiny import random_rows, save_tiny_model
@@ -123,6 +130,19 @@ def test_rounding_is_allowed_as_far_as_it_grows_in_this_model(run):
         check(run, model, shaken)
     assert 0.0 < sound.noise["block.2"] < 1e-5
     assert check(run, model, replace(shaken, noise=dict.fromkeys(TAPS, 0.005))) == pytest.approx(0.0099, rel=0.01)
+
+
+def test_one_value_that_is_not_finite_does_not_blind_the_comparison(run):
+    """The other values are compared all the same; many that are finite in one alone are a difference."""
+    states = np.random.default_rng(0).normal(size=(40, 1, 64)).astype(np.float32)
+    spoilt, half = states.copy(), states.copy()
+    spoilt[0, 0, 0] = half[:20] = np.inf
+
+    assert relative_differences(spoilt, spoilt, ("a",)) == {"a": 0.0}
+    assert relative_differences(-spoilt, spoilt, ("a",))["a"] > 1.9
+    assert relative_differences(half, states, ("a",)) == {"a": float("inf")}
+    identity = run.read_record().identity
+    assert 1e-4 == allowed_difference(identity, float("inf")) == allowed_difference(identity, float("nan"))
 
 
 def test_a_reference_file_is_read_as_it_was_written(run):

@@ -109,6 +109,9 @@ def test_the_metrics_show_what_was_done(services, plan_arguments):
     assert shards - 1 == series['stage_seconds_count{stage="answer"}'] == series['stage_seconds_count{stage="send"}']
     assert 0 < series['tap_rms{tap="block.2"}']
     assert (1, 0) == (series['exactness_gate{verdict="passed"}'], series['exactness_gate{verdict="not_run"}'])
+    assert (1, 0) == (series['batching_way{way="padded"}'], series['batching_way{way="packed"}'])
+    assert 0 <= series['exactness_difference{test="blocks"}'] < 1e-4
+    assert 0 == series['exactness_difference{test="swap"}'] == series['exactness_difference{test="reference"}']
     assert 0 < series["model_load_seconds"]
     assert 1 == sum(value for name, value in series.items() if name.startswith("build_info") and 'torch="2' in name)
     assert 200 == status
