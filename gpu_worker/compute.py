@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpu_worker.buffers import HostBuffer
 from gpu_worker.forward import BatchStates, ForwardPass
-from gpu_worker.judge import fault_of, overflowed_values
+from gpu_worker.judge import Fault, fault_of
 from gpu_worker.model import TORCH_DTYPES
 from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.job import ExtractionJob
@@ -39,7 +39,9 @@ class ShardWork:
     copy_seconds: float = 0.0
     check_seconds: float = 0.0
     overflowed_values: int = 0  # in quarantined samples
-    statistics: dict[str, TapStatistics] = field(default_factory=dict)  # of the sound samples' states, by tap
+    statistics: dict[str, TapStatistics] = field(
+        default_factory=dict
+    )  # of the sound samples' states; a tap beyond float32 has none
 
 
 class ShardComputer:
@@ -79,14 +81,25 @@ class ShardComputer:
         budget = min(job.token_budget, self._token_budget or job.token_budget)
         for batch in self._forward.cut([row.size for row in work.token_rows], max_token_slots=budget):
             self._run(work, list(batch), job)
+        work.statistics = {tap: known for tap, known in work.statistics.items() if known.is_finite}
         return work
 
     def _run(self, work: ShardWork, places: list[int], job: ExtractionJob) -> None:
-        """Run samples as one batch; what fails in company is run alone before it is blamed."""
+        """Run samples as one batch; what fails in company is run alone, and so are its mates, before it is blamed."""
+        faults = self._run_once(work, places, job)
+        if faults and len(places) > 1:
+            for place in places:  # what is wrong with one may have reached its mates
+                self._run(work, [place], job)
+            return
+        for place, fault in faults.items():
+            work.faults[place] = Quarantined(id=job.samples.ids[place], reason=fault.reason, detail=fault.detail)
+            work.overflowed_values += fault.overflowed_values
+
+    def _run_once(self, work: ShardWork, places: list[int], job: ExtractionJob) -> dict[int, Fault]:
+        """Run samples as one batch and copy their states; return what is wrong, and hold no memory of the device."""
         states = self._run_or_split(work, places, job)
         if states is None:
-            return
-        lengths = [work.token_rows[place].size for place in places]
+            return {}
         copying = time.monotonic()
         self._on_activity("copy")
         self._copy(work, places, states)
@@ -94,18 +107,11 @@ class ShardComputer:
         self._on_activity("check")
         work.copy_seconds += checking - copying
         faults = self._faults(work, places, states)
-        is_settled = not faults or len(places) == 1
-        if is_settled and not faults:
+        if not faults:
             self._describe(work, states)
         work.check_seconds += time.monotonic() - checking
-        self._on_batch(sum(lengths), states.token_slots)
-        if is_settled:
-            for place, (reason, detail) in faults.items():
-                work.faults[place] = Quarantined(id=job.samples.ids[place], reason=reason, detail=detail)
-                work.overflowed_values += overflowed_values(states, 0, lengths[0])
-            return
-        for place in places:  # what is wrong with one may have reached its mates
-            self._run(work, [place], job)
+        self._on_batch(states.hidden_NKD.shape[0], states.token_slots)
+        return faults
 
     def _run_or_split(self, work: ShardWork, places: list[int], job: ExtractionJob) -> BatchStates | None:
         self._on_activity("forward")
@@ -131,11 +137,11 @@ class ShardComputer:
 
     def _copy(self, work: ShardWork, places: list[int], states: BatchStates) -> None:
         """Copy a batch's states to their rows; the samples of a whole batch lie end to end, so it is one copy."""
+        assert states.hidden_NKD.shape[0] == sum(work.token_rows[place].size for place in places)
         first = work.first_rows[places[0]]
         work.states_TKD[first : first + states.hidden_NKD.shape[0]].copy_(states.hidden_NKD)
 
-    def _faults(self, work: ShardWork, places: list[int], states: BatchStates) -> dict[int, tuple[str, str]]:
-        assert states.hidden_NKD.shape[0] == sum(work.token_rows[place].size for place in places)
+    def _faults(self, work: ShardWork, places: list[int], states: BatchStates) -> dict[int, Fault]:
         found, begin = {}, 0
         for place in places:
             tokens = work.token_rows[place]

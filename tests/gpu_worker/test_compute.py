@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import hiddenstream
 from gpu_worker.buffers import HostBuffer
 from gpu_worker.compute import ShardComputer
-from gpu_worker.forward import BatchStates, gathered
+from gpu_worker.forward import BatchStates, CastLoss, gathered
 from gpu_worker.judge import fault_of
 from gpu_worker.recompute import load_plain, plain_states
 from gpu_worker.shard_file import finish_shard
@@ -61,12 +61,14 @@ def poisoned_model(tmp_path_factory):
     return folder
 
 
-def compute(paths, *, most_slots=None, token_budget=None, job_budget=40, beats=None, activities=None):
+def compute(paths, *, most_slots=None, wrapped=None, token_budget=None, job_budget=40, beats=None, activities=None):
     """Compute a run's one shard; return its work and what is sent of it."""
     record, job = paths.read_record(), a_job(paths, token_budget=job_budget)
     forward = forward_of(loaded(record), record)
     if most_slots is not None:
         forward = SmallMemory(forward, most_slots=most_slots)
+    if wrapped is not None:
+        forward = wrapped(forward)
     on_batch = (lambda *_: None) if beats is None else (lambda tokens, slots: beats.append((tokens, slots)))
     on_activity = (lambda _: None) if activities is None else activities.append
     computer = ShardComputer(
@@ -219,7 +221,7 @@ def test_a_worker_may_go_below_the_plan_s_budget(budget, tiny_model, tmp_path):
     assert work.token_slots // work.batches <= max(min(budget, 40), max(LENGTHS))
 
 
-def some_states(values, overflowed=None):
+def some_states(values, loss=None):
     """Return what a forward pass tells of states [N, K, D]."""
     hidden = torch.tensor(values, dtype=torch.float32)
     return BatchStates(
@@ -227,26 +229,38 @@ def some_states(values, overflowed=None):
         largest_NK=hidden.abs().amax(dim=2),
         means_NK=hidden.mean(dim=2),
         variances_NK=hidden.var(dim=2, correction=0),
-        overflowed_NK=None if overflowed is None else torch.tensor(overflowed),
+        cast_loss=loss and CastLoss(was_finite_NK=torch.tensor(loss[0]), overflowed_NK=torch.tensor(loss[1])),
         token_slots=len(values),
         forward_seconds=0.0,
     )
 
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    ("values", "overflowed", "tokens", "fault"),
+    ("values", "loss", "tokens", "fault"),
     [
         ([[[1.0], [2.0]], [[3.0], [0.0]]], None, [7, 8], None),
         ([[[1.0], [2.0]], [[NAN], [NAN]]], None, [7, 8], ("non_finite", "a is not finite at token 1")),
         ([[[1.0], [float("inf")]], [[2.0], [1.0]]], None, [7, 8], ("non_finite", "b is not finite at token 0")),
         (
-            [[[1.0], [float("inf")]], [[2.0], [1.0]]],
-            [[0, 3], [0, 0]],
+            [[[1.0], [INF]], [[2.0], [1.0]]],
+            ([[True, True], [True, True]], [[0, 3], [0, 0]]),
             [7, 8],
             ("overflow", "b overflows float32 at token 0; 3 values do in all"),
+        ),
+        (
+            [[[INF], [1.0]], [[2.0], [NAN]]],
+            ([[True, True], [True, False]], [[2, 0], [0, 0]]),
+            [7, 8],
+            ("non_finite", "b is not finite at token 1"),
+        ),
+        (
+            [[[NAN, INF], [1.0, 1.0]], [[2.0, 1.0], [2.0, 1.0]]],
+            ([[False, True], [True, True]], [[1, 0], [0, 0]]),
+            [7, 8],
+            ("non_finite", "a is not finite at token 0"),
         ),
         ([[[1.0], [0.0]], [[2.0], [0.0]]], None, [7, 8], ("all_zero", "b is zero at every token")),
         ([[[1.0], [5.0]], [[2.0], [5.0]]], None, [7, 8], ("constant", "b is the same at every token")),
@@ -255,9 +269,11 @@ NAN = float("nan")
         ([[[1.0], [5.0]]], None, [7], None),
     ],
 )
-def test_states_are_judged_token_by_token(values, overflowed, tokens, fault):
-    """The shallowest tap and its first token are named; zeros and equal tokens are sound, taps of zeros are not."""
-    assert fault == fault_of(some_states(values, overflowed), 0, np.array(tokens, np.int32), ("a", "b"))
+def test_states_are_judged_token_by_token(values, loss, tokens, fault):
+    """The shallowest tap and its first token are named; a state that the model got wrong is told before an overflow."""
+    found = fault_of(some_states(values, loss), 0, np.array(tokens, np.int32), ("a", "b"))
+
+    assert fault == (found and (found.reason, found.detail))
 
 
 def test_the_statistics_are_those_of_what_is_stored(poisoned_model, tmp_path):
@@ -319,6 +335,66 @@ def test_a_narrow_stored_dtype_that_overflows_is_told_from_nan(tmp_path):
     assert "embedding overflows float16 at token 15; 6 values do in all" == entry.detail
     assert 6 == shard.facts.overflowed_values
     assert len(LENGTHS) - 1 == len(run)
+
+
+def test_a_nan_beside_an_overflow_is_a_nan(tmp_path):
+    """A wider stored dtype would not help such a sample, so it is not told as an overflow, nor counted as one."""
+    folder = save_tiny_model("llama", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][RARE, :3] = 1e6
+    weights["model.embed_tokens.weight"][RARE - 1, 5] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    rows = [{"id": "s0", "input_ids": [3, RARE, RARE - 1]}, {"id": "s1", "input_ids": [4, 5]}]
+    paths = a_planned_run(tmp_path, folder, rows, stored_dtype="float16")
+
+    work, shard = compute(paths)
+
+    assert [("s0", "non_finite", "embedding is not finite at token 2")] == [
+        (fault.id, fault.reason, fault.detail) for fault in work.faults.values()
+    ]
+    assert 0 == shard.facts.overflowed_values
+
+
+def test_statistics_beyond_float32_are_left_out(tmp_path):
+    """States so large that their squares are no float32 are stored, and what is told of them stays JSON."""
+    folder = save_tiny_model("llama", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][RARE, 5] = 1e30
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    paths = a_planned_run(tmp_path, folder, with_rare_token(some_rows(), 2), taps=("embedding",))
+
+    _, shard = compute(paths)
+    run = stored(paths, shard)
+
+    assert len(LENGTHS) == len(run)
+    assert {} == shard.facts.statistics
+    assert b"Infinity" not in bytes(shard.pieces[0])
+
+
+class Leaky:
+    """The real forward pass, but where there are mates the last sample has a NaN and the others are a bit off."""
+
+    def __init__(self, real):
+        self._real, self.cut = real, real.cut
+
+    @torch.inference_mode()
+    def run(self, rows):
+        states = self._real.run(rows)
+        if len(rows) > 1:
+            states.hidden_NKD[: -rows[-1].size] += 1  # wrong, and finite: no check sees it
+            states.largest_NK[-1, 0] = torch.nan
+        return states
+
+
+def test_a_sound_looking_mate_of_a_fault_is_not_believed(tiny_model, tmp_path):
+    """Where a batch has a fault, samples that look sound in it are computed alone, so they are right."""
+    paths = a_planned_run(tmp_path, tiny_model("llama"), some_rows())
+
+    work, shard = compute(paths, wrapped=Leaky)
+    run = stored(paths, shard)
+
+    assert {} == work.faults
+    assert worst_difference(run) <= 1e-4
 
 
 def test_a_constant_tap_is_left_out(tmp_path):
