@@ -228,6 +228,7 @@ _SHARDS = (
         "Of the last shard's states, and of all.",
         unit="short",
         width=12,
+        minimum=None,
     ),
     lines(
         "Values that overflowed",

@@ -142,7 +142,8 @@ def progress_of(record: RunRecord, commits: Iterable[CommitLine], *, unreadable_
     by_worker: Counter[str] = Counter()
     for commit in done:
         by_worker[str(commit.made_by.get("worker", "unknown"))] += commit.samples
-    described = (statistics_from_wire(commit.made_by.get("statistics")) for commit in done)
+    parts = (statistics_from_wire(commit.made_by.get("statistics")) for commit in done)
+    described: dict[str, TapStatistics] = reduce(merge_taps, parts, {})
     return Progress(
         run=record.run,
         input_rows=record.input_rows,
@@ -160,7 +161,7 @@ def progress_of(record: RunRecord, commits: Iterable[CommitLine], *, unreadable_
         quarantined=dict(quarantined),
         committed_samples_by_worker=dict(by_worker),
         stages=_stages(done),
-        statistics=reduce(merge_taps, described, {}),
+        statistics={tap: described[tap] for tap in record.identity.taps if tap in described},
         tokens_per_second=rate,
         eta_seconds=0.0 if len(done) == record.shards else (record.tokens - tokens) / rate if rate else None,
         last_commit_time=done[-1].time if done else None,

@@ -161,7 +161,11 @@ class ProducerMetrics:
         self.shards_to_do.set(record.shards - committed.shards)
         self.is_complete.set(committed.shards >= record.shards)
         self.last_commit.set(last_commit or 0)
-        for tap, statistics in totals.statistics().items():
+        described = totals.statistics()
+        for tap in record.identity.taps:
+            statistics = described.get(tap)
+            if statistics is None:
+                continue
             self.tap_rms.labels(tap=tap).set(statistics.rms)
             self.tap_mean.labels(tap=tap).set(statistics.mean)
             self.tap_largest.labels(tap=tap).set(statistics.largest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -74,6 +74,16 @@ def line_of(content: bytes, **changed: Any) -> CommitLine:
         time="2026-01-01T00:00:00.000Z",
     )
     return replace(line, **changed)
+
+
+def described(means: Mapping[str, float]) -> dict[str, Any]:
+    """Return a shard's ``made_by`` with statistics of two values a tap, one below its mean by 1 and one above."""
+    return {
+        "worker": "w1",
+        "statistics": {
+            tap: {"count": 2, "mean": mean, "m2": 2.0, "largest": abs(mean) + 1.0} for tap, mean in means.items()
+        },
+    }
 
 
 def append_line(paths: RunPaths, line: bytes, *, sink: str = "sink") -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.contracts.errors import RunDirectoryError
+from hiddenstream.contracts.statistics import TapStatistics
 from hiddenstream.progress import progress_of, read_progress
 from tests.factories import a_run, a_shard, store_shard
-from tests.run_helpers import commit_shard, line_of, with_record
+from tests.run_helpers import commit_shard, described, line_of, with_record
 
 BAD = Quarantined(id="s1", reason="non_finite", detail="")
 
@@ -109,6 +110,21 @@ def test_stages_are_summed_and_model_loads_counted_once_per_worker(paths):
         stages.check_seconds,
     ) == (50.0, 4.0, 0.0, 0.25)
     assert (pytest.approx(stages.receive_seconds), pytest.approx(stages.fsync_seconds)) == (0.3, 0.3)
+
+
+def test_statistics_of_shards_are_merged_by_tap_in_the_run_s_order(paths):
+    """Values 1 and 3, then 5 and 7: the mean is 4; taps that the run does not keep, and nonsense, count for nothing."""
+    commits = [
+        a_commit(paths, 0, made_by=described({"block.2": 0.0, "block.1": 2.0, "block.9": 1.0})),
+        a_commit(paths, 1, made_by=described({"block.1": 6.0})),
+        a_commit(paths, 2, made_by={"worker": "w1", "statistics": {"block.1": {"count": -1}}}),
+    ]
+
+    statistics = progress_of(paths.read_record(), commits).statistics
+
+    assert ["block.1", "block.2"] == list(statistics)
+    assert TapStatistics(count=4, mean=4.0, m2=20.0, largest=7.0) == statistics["block.1"]
+    assert TapStatistics(count=2, mean=0.0, m2=2.0, largest=1.0) == statistics["block.2"]
 
 
 @pytest.mark.parametrize(

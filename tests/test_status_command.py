@@ -10,7 +10,7 @@ from hiddenstream.cli import run_command
 from hiddenstream.contracts.commit import Quarantined
 from hiddenstream.status_page.words import duration
 from tests.factories import a_run, a_shard, store_shard
-from tests.run_helpers import append_line, commit_shard
+from tests.run_helpers import append_line, commit_shard, described
 
 
 @pytest.fixture
@@ -54,6 +54,19 @@ def test_unreadable_ledger_lines_are_told(paths, capsys):
     run_command("status", [str(paths.root)])
 
     assert "1 lines cannot be read" in capsys.readouterr().out
+
+
+def test_states_are_described_by_tap(paths, capsys):
+    """A line for each tap says how large its states are, and --json holds what it was made of."""
+    commit_shard(paths, a_shard(paths, 0, made_by=described({"block.1": 3.0})))
+
+    run_command("status", [str(paths.root)])
+    lines = capsys.readouterr().out.splitlines()
+    run_command("status", [str(paths.root), "--json"])
+    told = json.loads(capsys.readouterr().out)
+
+    assert "states     block.1: RMS 3.162, mean 3, largest 4" in lines
+    assert {"block.1": {"count": 2, "mean": 3.0, "m2": 2.0, "largest": 4.0}} == told["statistics"]
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -35,7 +35,12 @@ class TapStatistics:
     @property
     def rms(self) -> float:
         """Root mean square; 0 of no values."""
-        return math.sqrt(self.m2 / self.count + self.mean**2) if self.count else 0.0
+        return math.hypot(self.mean, math.sqrt(self.m2 / self.count)) if self.count else 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every figure is a number; sums beyond float32 make figures that are none."""
+        return all(map(math.isfinite, (self.mean, self.m2, self.largest)))
 
     def merged(self, other: TapStatistics) -> TapStatistics:
         """Return the statistics of both sets of values together."""
@@ -46,7 +51,7 @@ class TapStatistics:
         return TapStatistics(
             count=count,
             mean=self.mean + apart * other.count / count,
-            m2=self.m2 + other.m2 + apart**2 * self.count * other.count / count,
+            m2=self.m2 + other.m2 + apart * apart * (self.count * other.count / count),  # ** would raise
             largest=max(self.largest, other.largest),
         )
 
@@ -59,7 +64,8 @@ class TapStatistics:
             return cls()
         means = means.astype(np.float64)
         mean = float(means.mean())
-        m2 = width * float(variances.astype(np.float64).sum() + np.square(means - mean).sum())
+        with np.errstate(invalid="ignore"):  # the caller asks is_finite
+            m2 = width * float(variances.astype(np.float64).sum() + np.square(means - mean).sum())
         return cls(count=means.size * width, mean=mean, m2=m2, largest=float(largest.max()))
 
 
@@ -78,12 +84,15 @@ def statistics_from_wire(wire: Any) -> dict[str, TapStatistics]:
     """Read what :func:`statistics_to_wire` wrote; nothing where it is not that, since it is there for people alone."""
     try:
         taps = {
-            str(tap): TapStatistics(
-                count=int(told["count"]), mean=float(told["mean"]), m2=float(told["m2"]), largest=float(told["largest"])
-            )
+            str(tap): TapStatistics(count=told["count"], mean=told["mean"], m2=told["m2"], largest=told["largest"])
             for tap, told in wire.items()
         }
-        is_sound = all(all(map(math.isfinite, asdict(known).values())) for known in taps.values())
-        return taps if is_sound else {}
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError):
         return {}
+    return taps if all(map(_is_possible, taps.values())) else {}
+
+
+def _is_possible(known: TapStatistics) -> bool:
+    figures = (known.mean, known.m2, known.largest)
+    is_whole = type(known.count) is int and 0 <= known.count < 1 << 63
+    return is_whole and all(type(one) is float for one in figures) and known.is_finite and min(figures[1:]) >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 
 import numpy as np
@@ -74,3 +75,44 @@ def test_what_is_no_statistics_counts_as_none(wire):
 def test_what_is_no_number_counts_as_none(value):
     """A figure that is not finite would not be JSON."""
     assert {} == statistics_from_wire({"a": {"count": 1, "mean": value, "m2": 0.0, "largest": 0.0}})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"count": -1},
+        {"count": 1.5},
+        {"count": "1"},
+        {"count": True},
+        {"count": 1 << 63},
+        {"m2": -1.0},
+        {"largest": -1.0},
+        {"mean": "0"},
+    ],
+    ids=str,
+)
+def test_impossible_figures_count_as_none(changed):
+    """A negative count or spread would end in an error where a producer adds up its ledger."""
+    wire = {"count": 1, "mean": 0.5, "m2": 0.25, "largest": 1.0}
+
+    assert {"a": TapStatistics(**wire)} == statistics_from_wire({"a": wire})
+    assert {} == statistics_from_wire({"a": {**wire, **changed}})
+
+
+def test_figures_near_the_largest_float_merge_without_an_error():
+    """Whatever a ledger holds, adding it up ends in figures."""
+    wire = {"count": 2, "mean": 1e308, "m2": 1e308, "largest": 1e308}
+    (huge,) = statistics_from_wire({"a": wire}).values()
+    (other,) = statistics_from_wire({"a": {**wire, "mean": -1e308}}).values()
+
+    assert huge.merged(other).rms == math.inf
+    assert pytest.approx(1e308, rel=1e-6) == huge.rms
+
+
+def test_sums_beyond_float32_are_told_from_figures():
+    """An infinite variance makes statistics that are none, without a warning."""
+    infinite, one = np.array([np.inf, 1], np.float32), np.array([1, 1], np.float32)
+
+    assert not TapStatistics.of_tokens(one, infinite, one, width=WIDTH).is_finite
+    assert not TapStatistics.of_tokens(infinite, one, one, width=WIDTH).is_finite
+    assert TapStatistics.of_tokens(one, one, one, width=WIDTH).is_finite

@@ -16,7 +16,8 @@ from hiddenstream.contracts.worker_report import REPORT_SECONDS, GpuReport, Work
 from producer.metrics import ProducerMetrics
 from producer.worker_board import GONE_SECONDS, WorkerBoard
 from tests.conftest import wait_until
-from tests.factories import a_run, store_shard
+from tests.factories import a_run, a_shard, store_shard
+from tests.run_helpers import commit_shard, described
 
 QUEUE = "hiddenstream-test-0"
 SHARDS = [[4, 2], [6], [1, 1, 1], [20]]
@@ -101,7 +102,7 @@ def test_a_malformed_report_is_counted_once_and_harms_no_other(client, data):
 def test_a_producer_shows_its_run_on_page_and_metrics(paths, services):
     """Page and metrics of a real producer tell its commits, queue, disk and workers."""
     producer = services.producer("--reserve-bytes", "0")
-    store_shard(paths, 1)
+    commit_shard(paths, a_shard(paths, 1, made_by=described({"block.1": 3.0, "no.such.tap": 1.0})))
     wait_until(lambda: producer.events("producer_started"))
     report(
         services.client(),
@@ -129,6 +130,9 @@ def test_a_producer_shows_its_run_on_page_and_metrics(paths, services):
         metrics["is_complete"],
     )
     assert 0.0 == metrics['samples_quarantined{reason="all_zero"}']
+    assert (3.0, 4.0) == (metrics['tap_mean{tap="block.1"}'], metrics['tap_largest{tap="block.1"}'])
+    assert pytest.approx(10**0.5) == metrics['tap_rms{tap="block.1"}']
+    assert ["block.1"] == [name.split('"')[1] for name in metrics if name.startswith("tap_rms")]
     assert metrics["disk_total_bytes"] >= metrics["disk_free_bytes"] > 0
     assert metrics["redis_memory_used_bytes"] > 0
     assert metrics["oldest_job_age_seconds"] >= 0
