@@ -20,8 +20,9 @@ up:                               ## docker compose up, with this host's GPUs if
 down:                             ## stop the containers; what they stored stays
 	docker compose down
 
+# One process more than cores, since many tests wait for other processes.
 test: setup                       ## everything that needs no container engine
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-stack: setup                 ## Docker, Prometheus and a browser: starts an engine and makes images if need be
 	tests/stack/install.sh
